@@ -1,0 +1,59 @@
+"""Every error this library raises on purpose. The text names the field, the value and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+def shown(value: object) -> str:
+    """The first 50 characters of a value, for an error text."""
+    text = repr(value)
+    return text if len(text) <= 50 else text[:50] + "…"
+
+
+class SemqError(Exception):
+    """The base of all errors of django_semq."""
+
+
+class InvalidItem(SemqError, ValueError):
+    """An item that cannot be enqueued. Nothing of the call was stored."""
+
+    def __init__(self, text: str, *, field: str, index: int | None = None) -> None:
+        super().__init__(text if index is None else f"item {index}: {text}")
+        self.field = field
+        self.index = index
+        """Position in the call's list, None for a call with one item."""
+
+
+class InvalidLimit(SemqError, ValueError):
+    """A limit or ceiling that is neither a whole number from 0 to 2147483647 nor None (unlimited)."""
+
+
+class UnknownQueue(SemqError, LookupError):
+    """No queue of this alias is configured in SEMQ["QUEUES"]."""
+
+
+class Misconfigured(SemqError, ImproperlyConfigured):
+    """A setting is missing or wrong. `manage.py check` lists all of them."""
+
+
+class TransactionOpen(SemqError):
+    """Application code or a message to a holder was about to start while a transaction of ours is open."""
+
+
+class TransportError(SemqError):
+    """The holder could not be asked. The message is sent again, with a growing delay."""
+
+
+class HolderRefused(SemqError):
+    """The holder understood and refused. An operator has to act; asked again every 60 s, nothing is dropped."""
+
+
+class Unprepared(SemqError):
+    """An inline holder lacks rows or fresh limits for these keys: roll back, call `prepare`, do it again."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(f"not prepared: {', '.join(shown(key) for key in keys[:5])}")
+        self.keys = list(keys)

@@ -1,0 +1,31 @@
+"""The application's functions, by the dotted paths of the settings.
+
+Importing is lazy and cached by Python itself; a path that cannot be imported is `Misconfigured`, with what
+to do, and `manage.py check` finds it before it is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from django_semq.exceptions import Misconfigured
+
+
+def resolve(path: str, setting: str) -> Callable[..., Any]:
+    """The function of this dotted path. Raises `Misconfigured` if there is none, or it is `async def`."""
+    try:
+        handler = import_string(path)
+    except ImportError as error:
+        raise Misconfigured(f"{setting} is {path!r}, which cannot be imported ({error}). Correct the path.") from error
+    if not callable(handler):
+        raise Misconfigured(f"{setting} is {path!r}, which is not callable. Name a function.")
+    if inspect.iscoroutinefunction(handler):
+        raise Misconfigured(
+            f"{setting} is {path!r}, which is async: the driver's threads have no event loop."
+            " Name a plain function; it may call asyncio.run() itself."
+        )
+    return handler  # type: ignore[no-any-return]

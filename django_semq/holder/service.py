@@ -1,0 +1,397 @@
+"""Answers messages: absorbs reports, computes the round of each key, issues grants. The only writer of what is issued.
+
+It opens no transaction: whoever calls `exchange` does, and holds the semaphores' locks until its end. Reports
+are absorbed before the rounds of the same message, so what came back is given again at once; a permit is
+issued only if the footprint stays within limit and ceiling, and every other step lowers a footprint or keeps it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cached_property
+
+from django.db.models import Case, F, Sum, When
+
+from django_semq import conf
+from django_semq.exceptions import HolderRefused, Unprepared, shown
+from django_semq.holder import ledger
+from django_semq.holder.allocation import Waiting, allocate
+from django_semq.holder.limits import KeyLimits, ask, is_stale, limits_of
+from django_semq.locking import (
+    after_commit,
+    alias_of,
+    chunks,
+    delete_by_id,
+    lock_semaphores,
+    run,
+    write_back,
+)
+from django_semq.models import Ceiling, Client, Demand, IssuedGrant, Nudge, Semaphore
+from django_semq.protocol.messages import (
+    Blocked,
+    BlockedReason,
+    Envelope,
+    GrantOffer,
+    GrantReport,
+    GrantResult,
+    PermitRequest,
+    Reply,
+    Verdict,
+)
+from django_semq.signals import keys_nudged
+
+GroupAt = tuple[int, str]
+"""(semaphore id, group)"""
+
+
+def exchange(messages: Sequence[Envelope], *, now: datetime) -> list[Reply | HolderRefused]:
+    """Answer each message, in order, in the caller's transaction.
+
+    Repeating a message is safe: counts merge by max. Raises `Unprepared` for keys without a row or with too old
+    an answer of the LIMITS function, with nothing written.
+    """
+    books = _Books(messages, now)
+    replies = [books.answer(envelope) for envelope in messages]
+    books.write()
+    return replies
+
+
+def prepare(names: Sequence[str], *, client_id: str, queue: str, now: datetime) -> None:
+    """Make the rows that a round of these keys needs and ask the LIMITS function. No transaction may be open."""
+    names = sorted(names)
+
+    def introduce() -> None:
+        known = {
+            name
+            for part in chunks(names)
+            for name in Semaphore.objects.filter(name__in=part).values_list("name", flat=True)
+        }
+        missing = [Semaphore(name=name) for name in names if name not in known]
+        Semaphore.objects.bulk_create(missing, batch_size=500, ignore_conflicts=True)
+        if not Client.objects.filter(client_id=client_id).exists():
+            Client.objects.bulk_create([Client(client_id=client_id, queue=queue)], ignore_conflicts=True)
+
+    run(introduce, using=alias_of(Semaphore))
+    ask(names, now=now)
+
+
+def nudge_waiting(semaphores: Iterable[Semaphore], *, but: int | None = None, now: datetime) -> None:
+    """Tell every local queue that waits for these keys, fresh or not, that something may be had; the client `but`
+    knows already. In the caller's transaction; the signal follows its commit."""
+    names = {semaphore.pk: semaphore.name for semaphore in semaphores}
+    waiting = {
+        (queue, names[semaphore])
+        for part in chunks(sorted(names))
+        for semaphore, client, queue in Demand.objects.filter(semaphore_id__in=part)
+        .exclude(client__queue="")
+        .values_list("semaphore_id", "client_id", "client__queue")
+        if client != but
+    }
+    tell(waiting, now=now)
+
+
+def tell(waiting: Iterable[tuple[str, str]], *, now: datetime) -> None:
+    """Nudge these (queue, key) pairs, and send the internal signal after the commit."""
+    by_queue: dict[str, list[str]] = defaultdict(list)
+    for queue, key in sorted(waiting):
+        by_queue[queue].append(key)
+    if not by_queue:
+        return
+    Nudge.objects.bulk_create(
+        [Nudge(queue=queue, key=key, created_at=now) for queue, keys in by_queue.items() for key in keys],
+        batch_size=500,
+    )
+
+    def send() -> None:
+        for queue, keys in by_queue.items():
+            keys_nudged.send_robust(sender=Semaphore, queue=queue, keys=keys)
+
+    after_commit(send, using=alias_of(Nudge))
+
+
+class _Books:
+    """The locked rows of the keys of one exchange, and what changes in them; written once, at the end."""
+
+    def __init__(self, messages: Sequence[Envelope], now: datetime) -> None:
+        self.now = now
+        names = sorted({envelope.key for envelope in messages})
+        self.semaphores = {row.name: row for row in lock_semaphores(names)}
+        identities = {envelope.message.client_id for envelope in messages}
+        self.clients = {row.client_id: row for row in Client.objects.filter(client_id__in=identities)}
+        if len(self.clients) < len(identities):
+            raise Unprepared(names)
+        if unready := [
+            name for name in names if name not in self.semaphores or is_stale(self.semaphores[name], now)
+        ]:
+            raise Unprepared(unready)
+        self.by_id = {row.pk: row for row in self.semaphores.values()}
+        self.limits: dict[int, KeyLimits] = {}
+        reported = [report.grant_id for envelope in messages for report in envelope.message.grants]
+        self.issued = {
+            row.uid: row for part in chunks(reported) for row in IssuedGrant.objects.filter(uid__in=part)
+        }
+        self.new: list[IssuedGrant] = []
+        self.changed_grants: set[str] = set()
+        self.changed: set[int] = set()
+        self.changed_ceilings: set[GroupAt] = set()
+        self.changed_demands: set[tuple[int, int, str]] = set()
+        self.room_made: dict[int, int] = {}
+        """Semaphores whose footprint fell, with the client that made the room."""
+
+    # ------------------------------------------------------------------------------------------------ rows, lazily
+
+    @cached_property
+    def ceilings(self) -> dict[GroupAt, Ceiling]:
+        return {
+            (row.semaphore_id, row.name): row
+            for part in chunks(sorted(self.by_id))
+            for row in Ceiling.objects.filter(semaphore_id__in=part)
+        }
+
+    @cached_property
+    def demands(self) -> dict[int, dict[tuple[int, str], Demand]]:
+        rows: dict[int, dict[tuple[int, str], Demand]] = defaultdict(dict)
+        for part in chunks(sorted(self.by_id)):
+            for row in Demand.objects.filter(semaphore_id__in=part).select_related("client"):
+                rows[row.semaphore_id][row.client_id, row.group] = row
+        return rows
+
+    @cached_property
+    def holdings(self) -> dict[tuple[int, int, str], int]:
+        """(semaphore, client, group) -> permits held, for keys that several clients wait for."""
+        shared = [pk for pk, rows in self.demands.items() if len({client for client, _group in rows}) > 1]
+        held: dict[tuple[int, int, str], int] = defaultdict(int)
+        for part in chunks(sorted(shared)):
+            counted = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
+            for *at, permits in (
+                IssuedGrant.objects.filter(semaphore_id__in=part)
+                .values_list("semaphore_id", "client_id", "group")
+                .annotate(held=Sum(counted))
+            ):
+                held[at[0], at[1], at[2]] = permits
+        return held
+
+    def ceiling(self, semaphore: Semaphore, group: str) -> Ceiling:
+        at = (semaphore.pk, group)
+        if at not in self.ceilings:
+            self.ceilings[at] = Ceiling(semaphore=semaphore, name=group)
+        return self.ceilings[at]
+
+    def limits_of(self, semaphore: Semaphore) -> KeyLimits:
+        if semaphore.pk not in self.limits:
+            self.limits[semaphore.pk] = limits_of(semaphore.name, semaphore)
+        return self.limits[semaphore.pk]
+
+    # --------------------------------------------------------------------------------------------------- one message
+
+    def answer(self, envelope: Envelope) -> Reply | HolderRefused:
+        message = envelope.message
+        semaphore = self.semaphores[envelope.key]
+        client = self.clients[message.client_id]
+        if client.evicted_at is not None:
+            return HolderRefused(f"client {shown(client.client_id)} is evicted; re-admit it or give a new CLIENT_ID")
+        results = tuple(self.absorb(semaphore, client, report) for report in message.grants)
+        if not isinstance(message, PermitRequest):
+            return Reply(grant_results=results)
+        self.clamp_overdue(semaphore)
+        self.hear(semaphore, client, message)
+        offers = self.round(semaphore, client)
+        blocked = self.blocked(semaphore, client)
+        return Reply(grant_results=results, grants=offers, blocked=blocked)
+
+    def absorb(self, semaphore: Semaphore, client: Client, report: GrantReport) -> GrantResult:
+        grant = self.issued.get(report.grant_id)
+        if grant is None or grant.client_id != client.pk or grant.semaphore_id != semaphore.pk:
+            return GrantResult(report.grant_id, 0, Verdict.NOT_FOUND)
+        before = ledger.footprint(grant)
+        verdict = ledger.absorb(
+            grant, claimed=report.claimed, released=report.released, closed=report.closed
+        )
+        self.changed_grants.add(grant.uid)
+        self.count(semaphore, grant, ledger.footprint(grant) - before)
+        return GrantResult(grant.uid, grant.claimed, verdict)
+
+    def clamp_overdue(self, semaphore: Semaphore) -> None:
+        """Take back what was not claimed in time. The footprint falls by it, never by what runs."""
+        if semaphore.clamp_at is None or semaphore.clamp_at > self.now:
+            return
+        for grant in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False).order_by("claim_until"):
+            grant = self.issued.setdefault(grant.uid, grant)
+            if grant.clamped:
+                continue
+            if grant.claim_until > self.now:
+                semaphore.clamp_at = grant.claim_until
+                break
+            before = ledger.footprint(grant)
+            ledger.clamp(grant)
+            self.changed_grants.add(grant.uid)
+            self.count(semaphore, grant, ledger.footprint(grant) - before)
+        else:
+            semaphore.clamp_at = None
+        self.changed.add(semaphore.pk)
+
+    def hear(self, semaphore: Semaphore, client: Client, message: PermitRequest) -> None:
+        """The newest word on what a client wants replaces the older one; a group not named is not wanted."""
+        rows = self.demands[semaphore.pk]
+        named = {demand.group for demand in message.demand}
+        for (owner, group), row in rows.items():
+            if owner == client.pk and group not in named:
+                row.count = 0
+                self.changed_demands.add((semaphore.pk, owner, group))
+        for demand in message.demand:
+            at = (client.pk, demand.group)
+            if at not in rows:
+                if not demand.count:
+                    continue
+                rows[at] = Demand(semaphore=semaphore, client=client, group=demand.group)
+            rows[at].count = demand.count
+            rows[at].since = min(demand.oldest_at, self.now)
+            rows[at].fresh_until = self.now + conf.LOCAL_FRESH
+            self.changed_demands.add((semaphore.pk, *at))
+
+    def round(self, semaphore: Semaphore, client: Client) -> tuple[GrantOffer, ...]:
+        """Compute the round for all fresh demand of the key and issue the caller's part.
+
+        The others' parts are not stored: what they would get stays free until they ask, or are no longer fresh.
+        """
+        demands = [
+            row
+            for row in self.demands[semaphore.pk].values()
+            if row.count > 0 and (row.fresh_until > self.now or row.client_id == client.pk)
+        ]
+        if not demands or semaphore.paused or self.limits_of(semaphore).is_unknown:
+            return ()
+        limit = self.limits_of(semaphore).limit
+        is_shared = len({row.client_id for row in demands}) > 1
+        rooms = {row.group: self.group_room(semaphore, row.group) for row in demands}
+        shares = allocate(
+            None if limit is None else limit - semaphore.footprint,
+            [
+                Waiting(
+                    client=row.client_id,
+                    group=row.group,
+                    need=row.count,
+                    holding=self.holdings[semaphore.pk, row.client_id, row.group]
+                    if is_shared
+                    else self.ceiling(semaphore, row.group).footprint,
+                    since=row.since,
+                )
+                for row in demands
+            ],
+            {group: room for group, room in rooms.items() if room is not None},
+            now=self.now,
+            aged=conf.AGED,
+        )
+        offers = []
+        for (owner, group), permits in sorted(shares.items()):
+            if owner != client.pk:
+                continue
+            grant = self.issue(semaphore, client, group, permits)
+            offers.append(GrantOffer(grant.uid, group, permits))
+            self.demands[semaphore.pk][owner, group].count -= permits
+        return tuple(offers)
+
+    def issue(self, semaphore: Semaphore, client: Client, group: str, permits: int) -> IssuedGrant:
+        grant = IssuedGrant(
+            uid=uuid.uuid4().hex,
+            semaphore=semaphore,
+            client=client,
+            group=group,
+            permits=permits,
+            claim_until=self.now + conf.settings().holder.grant_timeout,
+            issued_at=self.now,
+        )
+        if semaphore.clamp_at is None or semaphore.clamp_at > grant.claim_until:
+            semaphore.clamp_at = grant.claim_until
+        self.new.append(grant)
+        self.count(semaphore, grant, permits)
+        return grant
+
+    def group_room(self, semaphore: Semaphore, group: str) -> int | None:
+        """Headroom of a group; None if it has no ceiling."""
+        row = self.ceiling(semaphore, group)
+        ceiling = row.override if row.has_override else self.limits_of(semaphore).ceiling(group)
+        if row.paused:
+            return 0
+        return None if ceiling is None else ceiling - row.footprint
+
+    def blocked(self, semaphore: Semaphore, client: Client) -> tuple[Blocked, ...]:
+        return tuple(
+            Blocked(row.group, self.reason(semaphore, row.group))
+            for row in self.demands[semaphore.pk].values()
+            if row.client_id == client.pk and row.count > 0
+        )
+
+    def reason(self, semaphore: Semaphore, group: str) -> BlockedReason:
+        limits = self.limits_of(semaphore)
+        if semaphore.paused or self.ceiling(semaphore, group).paused:
+            return BlockedReason.PAUSED
+        if limits.is_unknown:
+            return BlockedReason.UNKNOWN_KEY
+        room = self.group_room(semaphore, group)
+        if room is not None and room <= 0:
+            return BlockedReason.GROUP_LIMIT
+        if limits.limit is not None and limits.limit <= semaphore.footprint:
+            return BlockedReason.KEY_LIMIT
+        return BlockedReason.FAIR_SHARE
+
+    def count(self, semaphore: Semaphore, grant: IssuedGrant, change: int) -> None:
+        if not change:
+            return
+        semaphore.footprint += change
+        self.ceiling(semaphore, grant.group).footprint += change
+        self.changed.add(semaphore.pk)
+        self.changed_ceilings.add((semaphore.pk, grant.group))
+        if change < 0:
+            self.room_made[semaphore.pk] = grant.client_id
+
+    # --------------------------------------------------------------------------------------------------- the writing
+
+    def write(self) -> None:
+        grants = [self.issued[uid] for uid in sorted(self.changed_grants)]
+        delete_by_id(IssuedGrant, [row.pk for row in grants if ledger.is_spent(row)])
+        write_back(
+            IssuedGrant,
+            [row for row in grants if not ledger.is_spent(row)],
+            ["permits", "claimed", "released", "clamped"],
+        )
+        IssuedGrant.objects.bulk_create(self.new, batch_size=500)
+        for pk in self.changed:
+            row = self.by_id[pk]
+            row.idle_since = None if row.footprint or row.has_override or row.paused else self.now
+        write_back(
+            Semaphore,
+            [self.by_id[pk] for pk in sorted(self.changed)],
+            ["footprint", "clamp_at", "idle_since"],
+        )
+        ceilings = [self.ceilings[at] for at in sorted(self.changed_ceilings)]
+        delete_by_id(Ceiling, [row.pk for row in ceilings if row.pk and not _is_kept(row)])
+        write_back(Ceiling, [row for row in ceilings if _is_kept(row)], ["footprint"], ["semaphore", "name"])
+        demands = [self.demands[pk][client, group] for pk, client, group in sorted(self.changed_demands)]
+        delete_by_id(Demand, [row.pk for row in demands if row.count <= 0 and row.pk])
+        write_back(
+            Demand,
+            [row for row in demands if row.count > 0],
+            ["count", "since", "fresh_until"],
+            ["semaphore", "client", "group"],
+        )
+        self.tell_waiting()
+
+    def tell_waiting(self) -> None:
+        """Room made on a key is every waiting local queue's business, in this same transaction."""
+        tell(
+            {
+                (row.client.queue, self.by_id[pk].name)
+                for pk, by in self.room_made.items()
+                for row in self.demands[pk].values()
+                if row.count > 0 and row.client.queue and row.client_id != by
+            },
+            now=self.now,
+        )
+
+
+def _is_kept(ceiling: Ceiling) -> bool:
+    return bool(ceiling.footprint or ceiling.has_override or ceiling.paused)

@@ -1,0 +1,64 @@
+"""What the client needs from a holder, wherever it lives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from django_semq import conf
+from django_semq.exceptions import HolderRefused, Misconfigured, TransportError
+from django_semq.protocol.messages import Envelope, Reply
+
+
+class HolderTransport(ABC):
+    """A way to a holder.
+
+    An inline transport runs the holder in the caller's transaction and must be called inside one; any other
+    must be called with no transaction of ours open. It is used by several threads at once.
+    """
+
+    inline: bool = False
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @abstractmethod
+    def exchange(
+        self, messages: Sequence[Envelope], *, now: datetime
+    ) -> list[Reply | TransportError | HolderRefused]:
+        """One answer for each message, in order. Doubling a message is safe: its counts are cumulative."""
+
+    def prepare(self, keys: Sequence[str], *, now: datetime) -> None:
+        """Make ready what an inline holder needs for these keys, outside any transaction. Safe to call twice."""
+
+
+@lru_cache(maxsize=None)
+def transport_of(alias: str) -> HolderTransport:
+    """The transport of a queue, by its dotted path. Raises `Misconfigured` if it cannot be made."""
+    queue = conf.queue(alias)
+    try:
+        made = import_string(queue.transport)(alias, **queue.transport_options)
+    except (ImportError, TypeError) as error:
+        raise Misconfigured(
+            f"SEMQ['QUEUES'][{alias!r}]['TRANSPORT'] is {queue.transport!r}, which cannot be made ({error})."
+            " Correct the path or TRANSPORT_OPTIONS."
+        ) from error
+    if not isinstance(made, HolderTransport):
+        raise Misconfigured(
+            f"SEMQ['QUEUES'][{alias!r}]['TRANSPORT'] is {queue.transport!r}, which is no HolderTransport."
+        )
+    return made
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "SEMQ":
+        transport_of.cache_clear()
+
+
+setting_changed.connect(_reset, dispatch_uid="django_semq.transport.base")
