@@ -1,8 +1,9 @@
-"""Wires the app: checks, the pump's ear for nudges, and the schedule after a migration."""
+"""Wires the app: checks, the pump's ear for nudges, wake-ups, and the schedule after a migration."""
 
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -10,3 +11,12 @@ class SemqConfig(AppConfig):
     name = "django_semq"
     verbose_name = _("Semaphore queue")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_semq.driver import djangoq
+        from django_semq.signals import driver_wanted
+
+        driver_wanted.connect(djangoq.wake, dispatch_uid="django_semq.driver.djangoq")
+        post_migrate.connect(
+            djangoq.install_schedule, sender=self, dispatch_uid="django_semq.driver.djangoq"
+        )

@@ -24,6 +24,7 @@ MARIADB_URL = "mysql://root@127.0.0.1:3306/"
 
 START_SECONDS = 60
 """A server on a loaded machine takes a few; one that needs more is broken."""
+STOP_SECONDS = 30
 
 
 class Missing(Exception):
@@ -208,7 +209,11 @@ def running(command: list, how: dict, folder: Path, ask: Callable, *, stop: sign
         yield
     finally:
         server.send_signal(stop)
-        server.wait()
+        try:
+            server.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def wait_until_answering(server: subprocess.Popen, ask: Callable, log: Path) -> None:

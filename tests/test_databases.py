@@ -1,8 +1,7 @@
-"""The settings say what they mean on each database, and a child process meets the test on it."""
+"""The settings say what they mean on each database."""
 
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, transaction
 
 from tests import databases
@@ -51,25 +50,6 @@ def test_mariadb_reads_what_is_committed():
     named = "variable_name IN ('tx_isolation', 'transaction_isolation')"
     assert fetch(f"SELECT variable_value FROM {variables} WHERE {named}") == "READ-COMMITTED"
     assert fetch("SELECT @@character_set_connection") == "utf8mb4"
-
-
-@pytest.mark.processes
-@pytest.mark.django_db(transaction=True)
-def test_a_child_process_is_on_the_same_database(spawn):
-    Group.objects.create(name="parent")
-    child = spawn(
-        """
-        from django.contrib.auth.models import Group
-        print("found", Group.objects.get().name)
-        Group.objects.create(name=input())
-        print("ready")
-        input()
-        """,
-    )
-    child.wait_for_line("found parent")
-    child.tell("child")
-    child.wait_for_line("ready")
-    assert Group.objects.filter(name="child").exists()
 
 
 def test_a_server_that_is_nowhere_is_named_with_the_reason(monkeypatch, closed_port):

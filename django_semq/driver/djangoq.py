@@ -1,0 +1,208 @@
+"""Everything that knows django-q2: the schedule, wake-ups as tasks, and `async_task`. Imported lazily: a project
+may drive its queues with `semq_run` or `semq_tick` alone.
+
+django-q2 delivers a message at least once with the ORM broker and at most once with Redis, and runs it again when
+its worker dies. So nothing here relies on a message: the item's row says which attempt may run, once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from django.apps import apps
+from django.db import connections, router
+from django.utils.module_loading import import_string
+
+from django_semq import clock, conf
+from django_semq.driver import tick as driver
+from django_semq.exceptions import InvalidItem, SemqError, shown
+from django_semq.locking import alias_of, lock_by_id, run as in_transaction
+from django_semq.models import Driver, Item, State
+from django_semq.queue.admission import AdmittedItem
+from django_semq.queue.items import Enqueued, queues
+
+logger = logging.getLogger(__name__)
+
+TICK = "django_semq.driver.djangoq.tick"
+RUN = "django_semq.driver.djangoq.run"
+SCHEDULE_NAME = "django_semq"
+UNSAVED = {"save": False, "ack_failure": True}
+"""Results of ticks would push the project's own out of `save_limit`; a failed tick must not be delivered again."""
+
+RUNS_FOR = timedelta(seconds=30)
+"""A task that has not moved its `due_at` for this long has lost its worker."""
+BEAT = timedelta(seconds=10)
+"""A third of it: two lost beats are forgiven."""
+SLOW_BROKER = 1.0
+BROKER_REST = 30.0
+
+_no_wake_before = 0.0
+
+
+# ------------------------------------------------------------------------------------------------------ drive and wake
+
+
+def tick() -> None:
+    """The scheduled task: run everything due. A wake-up that comes after the mark is cleared is sent again."""
+    Driver.objects.filter(pk=1, wake_asked_at__isnull=False).update(wake_asked_at=None)
+    driver.tick()
+
+
+def wake(*, queue: str, **_kwargs: Any) -> None:
+    """Send one wake-up task, unless one is on its way. A broker that fails or is slow gets none for a while."""
+    global _no_wake_before
+    if not conf.settings().driver.wake or not apps.is_installed("django_q"):
+        return
+    started = clock.monotonic()
+    if started < _no_wake_before or not _claim_wake():
+        return
+    try:
+        _send(TICK, q_options=dict(UNSAVED))
+    except Exception:
+        logger.exception("django-q2's broker took no wake-up; none is sent for %g s", BROKER_REST)
+        _no_wake_before = clock.monotonic() + BROKER_REST
+        Driver.objects.filter(pk=1).update(wake_asked_at=None)
+    if clock.monotonic() - started > SLOW_BROKER:
+        _no_wake_before = clock.monotonic() + BROKER_REST
+
+
+def _claim_wake() -> bool:
+    asked = Driver.objects.filter(pk=1).values_list("wake_asked_at", flat=True).first()
+    if asked is not None:
+        return False
+    now = clock.now()
+    if Driver.objects.filter(pk=1, wake_asked_at=None).update(wake_asked_at=now):
+        return True
+    Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
+    return bool(Driver.objects.filter(pk=1, wake_asked_at=None).update(wake_asked_at=now))
+
+
+def install_schedule(*, using: str, **_kwargs: Any) -> None:
+    """Make the one schedule of a minute, or remove it where SCHEDULE is False. After each migration; twice is once."""
+    if not apps.is_installed("django_q"):
+        return
+    from django_q.models import Schedule
+
+    tables = connections[using].introspection.table_names()
+    if using != router.db_for_write(Schedule) or Schedule._meta.db_table not in tables:
+        return
+    if Driver._meta.db_table not in connections[alias_of(Driver)].introspection.table_names():
+        return
+
+    def install() -> None:
+        Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
+        lock_by_id(Driver, [1])
+        ours = list(Schedule.objects.using(using).filter(func=TICK).order_by("pk"))
+        wanted = ours[:1] if conf.settings().driver.schedule else []
+        for extra in ours[len(wanted) :]:
+            extra.delete()
+        if conf.settings().driver.schedule:
+            schedule = wanted[0] if wanted else Schedule(func=TICK)
+            schedule.name = SCHEDULE_NAME
+            schedule.schedule_type = Schedule.MINUTES
+            schedule.minutes = 1
+            schedule.repeats = -1
+            schedule.args = None  # An unreadable one would stop every schedule of the cluster.
+            schedule.kwargs = f"q_options={UNSAVED}"
+            schedule.save(using=using)
+
+    in_transaction(install, using=alias_of(Driver))
+
+
+# ---------------------------------------------------------------------------------------------------------- async_task
+
+
+def async_task(
+    func: str,
+    *args: Any,
+    key: str,
+    group: str = "",
+    id: str | None = None,
+    queue: str = "default",
+    q_options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Enqueued:
+    """Run a function, by its dotted path, as a django-q2 task once it has a permit of the key.
+
+    Arguments must be JSON. The permit is given back when the function ends, fails or its worker dies. It runs at
+    least once; again only after its worker died or froze, never twice at the same time (but for a host that
+    freezes and thaws). Raises `InvalidItem`, and `SemqError` on a queue with an `ADMIT` of its own.
+    """
+    if conf.queue(queue).admit != conf.TASK_ADMIT:
+        raise SemqError(
+            f"queue {queue!r} has the ADMIT {conf.queue(queue).admit!r}, so nobody would run its tasks;"
+            " declare a second queue without ADMIT in SEMQ['QUEUES'] and name it with queue="
+        )
+    if not isinstance(func, str) or "." not in func:
+        text = f"func is {shown(func)}; give a dotted path, as in 'shop.jobs.export'"
+        raise InvalidItem(text, field="func")
+    body = {"func": func, "args": list(args), "kwargs": kwargs, "q_options": q_options or {}}
+    return queues[queue].enqueue(key, body, group=group, id=id)
+
+
+def admit(items: Sequence[AdmittedItem]) -> None:
+    """The `ADMIT` of queues that have none: send each item's task."""
+    for item in items:
+        _send(RUN, item.row, item.attempt, q_options={**item.body["q_options"], "ack_failure": True})
+
+
+def run(row: int, attempt: int) -> None:
+    """Run an admitted item's function, if this message is of its present attempt and the first to arrive."""
+    item = _start(row, attempt)
+    if item is None:
+        return
+    body = json.loads(item.body)
+    try:
+        with _beating(row, attempt):
+            import_string(body["func"])(*body["args"], **body["kwargs"])
+    finally:
+        queues[item.queue].release_rows({row: attempt})
+
+
+def _start(row: int, attempt: int) -> Item | None:
+    """Compare and set: of all copies of a message one starts, and none of an earlier attempt."""
+    mine = Item.objects.filter(pk=row, state=State.ADMITTED, attempt=attempt)
+    begun = in_transaction(
+        lambda: mine.filter(started=False).update(started=True, due_at=clock.now() + RUNS_FOR),
+        using=alias_of(Item),
+    )
+    return mine.first() if begun else None
+
+
+@contextmanager
+def _beating(row: int, attempt: int) -> Iterator[None]:
+    """Move the row's `due_at` ahead while the function runs, from a thread with a connection of its own."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        try:
+            while not stop.wait(BEAT.total_seconds()):
+                try:
+                    Item.objects.filter(pk=row, state=State.ADMITTED, attempt=attempt, started=True).update(
+                        due_at=clock.now() + RUNS_FOR
+                    )
+                except Exception:
+                    logger.exception("item row %d: a beat of its task failed", row)
+                    connections[alias_of(Item)].close()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=beat, name="semq-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _send(func: str, *args: Any, q_options: dict[str, Any]) -> None:
+    from django_q.tasks import async_task as send
+
+    send(func, *args, q_options=q_options)

@@ -1,0 +1,296 @@
+"""One run of everything due, to a fixed point. The schedule, the daemon and the command only call it.
+
+Any number of ticks may run at once: each part claims its rows, and what another transaction has counts as due
+in POLL_INTERVAL. A tick that finds nothing due makes five reads for a queue and writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+from django.db import DatabaseError
+
+from django_semq import clock, conf
+from django_semq.driver.crew import Call, Crew
+from django_semq.driver.wakeup import Wakeup
+from django_semq.holder import limits, semaphores
+from django_semq.holder.sweep import sweep
+from django_semq.locking import alias_of, is_passing, lock_by_id, run
+from django_semq.models import Driver, Key
+from django_semq.queue import admission
+from django_semq.queue.admission import Check, HandOver
+from django_semq.queue.pump import BATCH_KEYS, driving, nudged_after, pump, set_aside_among
+
+logger = logging.getLogger(__name__)
+
+
+def tick(threads: int | None = None) -> datetime | None:
+    """Run everything due and return when a tick is next needed, None if nothing is known to become due.
+
+    Takes no new work after TICK_SECONDS, and then returns now once the calls under way have ended or timed out.
+    `threads=0` calls the application in this thread (for tests). Safe to call at any time, twice at once, and
+    again after a crash.
+    """
+    work = Work.inline() if threads == 0 else Work.of_process()
+    ends_at = clock.monotonic() + conf.settings().driver.tick_seconds.total_seconds()
+    while True:
+        is_open = clock.monotonic() < ends_at
+        moved = work.advance(clock.now(), takes_new=is_open)
+        if moved and is_open:
+            continue
+        if work.is_calling:
+            work.wait(conf.settings().driver.poll_interval.total_seconds())
+            continue
+        if not is_open:
+            return clock.now()
+        return work.next_due(clock.now())
+
+
+@dataclass(slots=True)
+class _Unmarked:
+    """An outcome that could not be written, because another transaction had the row."""
+
+    write: Callable[[datetime], bool]
+    until: datetime
+
+
+@dataclass
+class Work:
+    """What a driving process has under way. Used by one thread; the crew's threads only run the calls."""
+
+    crew: Crew | None
+    wakeup: Wakeup
+    due: list[datetime] = field(default_factory=list)
+    """What the last pass saw to become due."""
+    unmarked: list[_Unmarked] = field(default_factory=list)
+    knows_rules: bool = False
+    turn: int = 0
+
+    @classmethod
+    def inline(cls) -> Work:
+        return cls(crew=None, wakeup=_process().wakeup, knows_rules=_process().knows_rules)
+
+    @classmethod
+    def of_process(cls) -> Work:
+        return _process()
+
+    @property
+    def is_calling(self) -> bool:
+        return self.crew is not None and bool(self.crew.running)
+
+    def wait(self, seconds: float) -> None:
+        """Until a call ends or is past its time, somebody wakes us, or this time is over."""
+        overdue = self.crew.next_overdue() if self.crew else None
+        self.wakeup.wait(seconds if overdue is None else min(seconds, overdue + 0.001))
+
+    def next_due(self, now: datetime) -> datetime | None:
+        """When a pass is next needed. What is due and did not move is another transaction's: look again soon."""
+        poll = now + conf.settings().driver.poll_interval
+        due = [at if at > now else poll for at in self.due]
+        return min(due, default=None)
+
+    def advance(self, now: datetime, *, takes_new: bool = True) -> bool:
+        """One pass over everything due; True if something moved. A part that fails is logged and stops no other."""
+        self.due = [poll.until for poll in self.unmarked]
+        with driving():
+            moved = self.part("outcomes", lambda: self.collect(now))
+            if not self.knows_rules:
+                moved |= self.part("changed rules", lambda: self.compare_rules(now))
+            self.turn += 1
+            aliases = list(conf.settings().queues)
+            start = self.turn % len(aliases)  # No queue is always served first.
+            for alias in aliases[start:] + aliases[:start]:
+                moved |= self.part("pump", partial(self.pump, alias, now))
+                if takes_new:
+                    moved |= self.part("hand-over", partial(self.hand_over, alias, now))
+                    moved |= self.part("checks", partial(self.check, alias, now))
+            if takes_new:
+                moved |= self.part("sweep", lambda: sweep(now))
+        return moved
+
+    def part(self, name: str, work: Callable[[], bool]) -> bool:
+        try:
+            return work()
+        except DatabaseError as error:
+            logger.log(
+                logging.INFO if is_passing(error) else logging.ERROR, "%s: %s; done again at the next pass", name, error
+            )
+        except Exception:
+            logger.exception("%s failed; done again at the next pass", name)
+        self.due.append(clock.LONG_AGO)
+        return False
+
+    # ------------------------------------------------------------------------------------------------------ the parts
+
+    def pump(self, alias: str, now: datetime) -> bool:
+        """Pump keys that have nudges or are due, each batch once, so that a hot key does not hold up hand-overs."""
+        dues = list(
+            Key.objects.filter(queue=alias, due_at__isnull=False)
+            .order_by("due_at")
+            .values_list("name", "due_at")[:BATCH_KEYS]
+        )
+        self.due += [at for _name, at in dues if at > now][:1]
+        due = {name for name, at in dues if at <= now}
+        moved = False
+        last = ""
+        while True:
+            nudged = nudged_after(alias, last)
+            if not nudged and not due:
+                return moved
+            names = set(nudged) | due
+            due = set()
+            names -= set_aside_among(alias, sorted(names), now)
+            if names:
+                done = pump(alias, names, now=now, rounds=1)
+                moved |= done.moved
+                self.due.append(clock.LONG_AGO)
+            if not nudged:
+                return moved
+            last = nudged[-1]
+
+    def hand_over(self, alias: str, now: datetime) -> bool:
+        first = admission.next_hand_over(alias)
+        if first is None:
+            return False
+        self.due.append(first)
+        if first > now:
+            return False
+        if self.crew is not None and self.crew.is_worn_out:
+            logger.error("queue %s: too many hung calls of admit(); this process hands over nothing", alias)
+            return False
+        moved = False
+        for retries in (False, True):
+            while self.crew is None or self.crew.free > 0:
+                batch = admission.claim(alias, now=now, without=self.busy_keys(alias), retries=retries)
+                if batch is None:
+                    break
+                moved = True
+                self.call(partial(admission.hand_over, batch), batch, now)
+        return moved
+
+    def check(self, alias: str, now: datetime) -> bool:
+        first = admission.next_check(alias)
+        if first is None:
+            return False
+        self.due.append(first)
+        if first > now:
+            return False
+        settings = conf.queue(alias)
+        if settings.admit == conf.TASK_ADMIT:
+            return admission.take_lost(alias, now=now)
+        if settings.finished is None:
+            return False
+        moved = False
+        while self.crew is None or self.crew.free > 0:
+            check = admission.claim_check(alias, now=now)
+            if check is None:
+                break
+            moved = True
+            self.call(partial(admission.ask, check), check, now)
+        return moved
+
+    def busy_keys(self, alias: str) -> set[str]:
+        """Keys of which nothing is handed over now: one with a single item under way, which may be the one that
+        hangs, and one that already occupies half of the threads, so that the others keep the other half."""
+        if self.crew is None:
+            return set()
+        calls: Counter[str] = Counter()
+        alone = set()
+        for call in [*self.crew.running, *self.crew.hung]:
+            if isinstance(call.about, HandOver) and call.about.queue == alias:
+                if call.about.is_alone:
+                    alone |= call.about.keys
+                elif not call.is_overdue:
+                    calls.update(call.about.keys)
+        half = max(1, self.crew.threads // 2)
+        return alone | {key for key, number in calls.items() if number >= half}
+
+    def call(self, work: Callable[[], object], about: HandOver | Check, now: datetime) -> None:
+        timeout = conf.queue(about.queue).attempt_timeout
+        if self.crew is not None:
+            self.crew.submit(work, timeout, about)
+            return
+        call = Call(work, timeout, about)
+        try:
+            call.result = work()
+        except Exception as error:
+            call.error = error
+        self.record(call, now)
+
+    def collect(self, now: datetime) -> bool:
+        """Record what came of calls, and what could not be written before."""
+        self.unmarked = [one for one in self.unmarked if one.until > now and not one.write(now)]
+        ended = self.crew.collect() if self.crew else []
+        for call in ended:
+            self.record(call, now)
+        return bool(ended)
+
+    def record(self, call: Call, now: datetime) -> None:
+        about = call.about
+        if isinstance(about, Check):
+            if call.error is None:
+                admission.release_finished(about.queue, call.result)
+            else:
+                logger.error(
+                    "queue %s: finished() failed for %d item(s)",
+                    about.queue,
+                    len(about.rows),
+                    exc_info=call.error,
+                )
+        elif call.error is not None:
+            self.mark(partial(_failed, about, call.error), about, now)
+        elif call.result:
+            self.mark(partial(_succeeded, about), about, now)
+        else:
+            admission.release_finished(about.queue, about.attempts)
+
+    def mark(self, write: Callable[[datetime], bool], about: HandOver, now: datetime) -> None:
+        if not write(now):
+            self.unmarked.append(_Unmarked(write, now + conf.queue(about.queue).attempt_timeout))
+
+    def compare_rules(self, now: datetime) -> bool:
+        """Limits in the settings may have changed since the last process looked: then look at all that waits."""
+        digest = limits.digest()
+        stored = Driver.objects.filter(pk=1).values_list("rules_digest", flat=True).first()
+        if stored != digest:
+            _store_rules(digest)
+            if stored:
+                semaphores.nudge_all_waiting(now)
+        self.knows_rules = True
+        return False
+
+
+def _succeeded(batch: HandOver, now: datetime) -> bool:
+    return admission.succeeded(batch, now=now)
+
+
+def _failed(batch: HandOver, error: BaseException, now: datetime) -> bool:
+    return admission.failed(batch, error, now=now)
+
+
+def _store_rules(digest: str) -> None:
+    def store() -> None:
+        Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
+        lock_by_id(Driver, [1])
+        Driver.objects.filter(pk=1).update(rules_digest=digest)
+
+    run(store, using=alias_of(Driver))
+
+
+_processes: dict[int, Work] = {}
+
+
+def _process() -> Work:
+    """This process's work. A forked child starts anew: its parent's threads are not there."""
+    pid = os.getpid()
+    if pid not in _processes:
+        _processes.clear()
+        wakeup = Wakeup()
+        _processes[pid] = Work(Crew(conf.settings().driver.threads, on_end=wakeup.set), wakeup)
+    return _processes[pid]

@@ -1,0 +1,314 @@
+"""Handing admitted items over to the application, and asking it which of them are finished.
+
+The order is: claim rows for one attempt in a short transaction, call the application with nothing of ours open,
+record what came of it. A crash in between leaves rows that are due again at their attempt's deadline, so
+`admit()` is called at least once for each item; the attempt number on the row makes late outcomes harmless.
+
+An item whose last hand-over did not succeed is handed over alone from then on: one bad item, an undecodable body
+or a hanging handler holds back nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Case, F, Value, When
+
+from django_semq import clock, conf, handlers
+from django_semq.exceptions import shown
+from django_semq.locking import alias_of, lock_by_id, lock_due, refuse_if_open, run
+from django_semq.models import Item, State
+from django_semq.queue.items import queues
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPT = 2**31 - 1
+MAX_DELAY = 2**31 / 1000
+"""Seconds: a longer delay of a policy is taken for rubbish."""
+FALLBACK_DELAY = timedelta(seconds=60)
+TASK_LOST_AFTER = timedelta(minutes=5)
+"""A task of `async_task` that has not started by then is taken for lost, and sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedItem:
+    """An item with a permit, as `admit()` gets it."""
+
+    id: str
+    key: str
+    group: str
+    body: Any
+    enqueued_at: datetime
+    admitted_at: datetime
+    via: str
+    """"grant" or "lease": how its permit was given."""
+    attempt: int
+    """Hand-overs of this item so far, this one included."""
+    row: int = field(repr=False)
+    """Number of its row, which no other item ever has. With `attempt` it tells this hand-over from all others."""
+
+
+@dataclass(slots=True)
+class HandOver:
+    """Items claimed for one call of `admit()`."""
+
+    queue: str
+    items: list[AdmittedItem]
+    attempts: dict[int, int]
+    """Row number -> attempt."""
+    is_alone: bool
+
+    @property
+    def keys(self) -> set[str]:
+        return {item.key for item in self.items}
+
+
+@dataclass(slots=True)
+class Check:
+    """Items claimed for one call of `finished()`."""
+
+    queue: str
+    rows: dict[str, int]
+    """Public id -> row number."""
+    attempts: dict[int, int]
+
+
+# --------------------------------------------------------------------------------------------------------- hand-over
+
+
+def next_hand_over(queue: str) -> datetime | None:
+    """When the first admitted item is due for hand-over."""
+    return _first_due(queue, handed_over=False)
+
+
+def claim(queue: str, *, now: datetime, without: Collection[str], retries: bool) -> HandOver | None:
+    """Claim due items for one attempt: as many fresh ones as a batch takes, or a single one that was tried before.
+
+    Rows that somebody else holds are passed over. Items with an undecodable body are recorded as failed and left
+    out. Until the attempt's deadline no other driver claims the same rows.
+    """
+    settings = conf.queue(queue)
+    due = Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=False, due_at__lte=now)
+    due = due.filter(attempt__gt=0) if retries else due.filter(attempt=0)
+    if without:
+        due = due.exclude(key__in=without)
+    due = due.order_by("due_at", "id")
+
+    def work() -> list[Item]:
+        rows = lock_due(due, 1 if retries else settings.max_admit_batch)
+        if rows:
+            Item.objects.filter(pk__in=[row.pk for row in rows]).update(
+                attempt=Case(When(attempt__lt=MAX_ATTEMPT, then=F("attempt") + 1), default=Value(MAX_ATTEMPT)),
+                due_at=now + settings.attempt_timeout,
+                started=False,
+            )
+        return rows
+
+    rows = run(work, using=alias_of(Item))
+    items, broken = _decode(rows)
+    for row, error in broken:
+        attempts = {row.pk: _next(row.attempt)}
+        failed(HandOver(queue, [], attempts, is_alone=True), error, now=now)
+    if not items:
+        return None
+    return HandOver(queue, items, {item.row: item.attempt for item in items}, is_alone=retries)
+
+
+def hand_over(batch: HandOver) -> bool:
+    """Call `admit()`, with no transaction of ours open. True if it returned, False if the item turned out finished.
+
+    An item that was tried before is asked about first, where the queue has `finished()`: the last attempt may
+    have done its work and died before saying so.
+    """
+    refuse_if_open("admit()")
+    settings = conf.queue(batch.queue)
+    if settings.finished is not None and batch.is_alone:
+        (item,) = batch.items
+        if item.id in _ask_application(settings, [item.id]):
+            return False
+    handlers.resolve(settings.admit, f"SEMQ['QUEUES'][{batch.queue!r}]['ADMIT']")(batch.items)
+    return True
+
+
+def succeeded(batch: HandOver, *, now: datetime) -> bool:
+    """Mark items as handed over. False if a row is held by another transaction: mark again later, or it is handed
+    over again at its deadline."""
+    settings = conf.queue(batch.queue)
+    if settings.admit == conf.TASK_ADMIT:
+        due_at: Any = Case(When(started=True, then=F("due_at")), default=Value(now + TASK_LOST_AFTER))
+    else:
+        due_at = now + settings.finished_check if settings.finished else None
+    return _record(batch.attempts, handed_over=True, due_at=due_at, last_error="")
+
+
+def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
+    """Make items due again: each alone and at once after a failed batch, after a delay if it failed alone."""
+    text = f"{type(error).__name__}: {error}"[:2000]
+    logger.warning(
+        "queue %s: admit() failed for %d item(s): %s", batch.queue, len(batch.attempts), text, exc_info=error
+    )
+    due_at = clock.LONG_AGO
+    if batch.is_alone or len(batch.attempts) == 1:
+        due_at = now + retry_delay(batch.queue, max(batch.attempts.values()))
+    return _record(batch.attempts, due_at=due_at, last_error=text)
+
+
+def retry_delay(queue: str, attempt: int) -> timedelta:
+    """How long an item that failed alone waits: the project's policy, or min(60, 2 ** (attempt − 1)) seconds times
+    0.5 to 1.5. A policy that raises or answers no number of seconds gives a minute."""
+    path = conf.queue(queue).retry_delay
+    if path is None:
+        return timedelta(seconds=min(60, 2 ** min(attempt - 1, 6)) * random.uniform(0.5, 1.5))
+    refuse_if_open("RETRY_DELAY")
+    try:
+        seconds = handlers.resolve(path, f"SEMQ['QUEUES'][{queue!r}]['RETRY_DELAY']")(attempt)
+    except Exception:
+        logger.exception("queue %s: RETRY_DELAY failed; the item waits for a minute", queue)
+        return FALLBACK_DELAY
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds < MAX_DELAY:
+        return timedelta(seconds=seconds)
+    logger.error("queue %s: RETRY_DELAY said %s; the item waits for a minute", queue, shown(seconds))
+    return FALLBACK_DELAY
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
+
+
+def next_check(queue: str) -> datetime | None:
+    """When the first handed-over item is due for a look."""
+    return _first_due(queue, handed_over=True)
+
+
+def claim_check(queue: str, *, now: datetime) -> Check | None:
+    """Claim due items to be asked about. They are put off before the question: a crash asks again, later."""
+    settings = conf.queue(queue)
+
+    def work() -> list[Item]:
+        rows = lock_due(_due_for_check(queue, now), settings.max_admit_batch)
+        Item.objects.filter(pk__in=[row.pk for row in rows]).update(due_at=now + settings.finished_check)
+        return rows
+
+    rows = run(work, using=alias_of(Item))
+    if not rows:
+        return None
+    return Check(queue, {row.uid: row.pk for row in rows}, {row.pk: row.attempt for row in rows})
+
+
+def ask(check: Check) -> dict[int, int]:
+    """Ask the application which of these items are finished; row number -> attempt of those that are."""
+    refuse_if_open("finished()")
+    done = _ask_application(conf.queue(check.queue), list(check.rows))
+    return {check.rows[uid]: check.attempts[check.rows[uid]] for uid in done}
+
+
+def release_finished(queue: str, rows: dict[int, int]) -> None:
+    """Release by row and attempt: the id may belong to another item by now."""
+    if rows:
+        queues[queue].release_rows(rows)
+
+
+def take_lost(queue: str, *, now: datetime) -> bool:
+    """Tasks whose message or worker is lost are due for another hand-over; True if there was one."""
+
+    def work() -> int:
+        rows = lock_due(_due_for_check(queue, now), conf.queue(queue).max_admit_batch)
+        return Item.objects.filter(pk__in=[row.pk for row in rows]).update(
+            handed_over=False, started=False, due_at=clock.LONG_AGO, last_error="its task was lost or its worker died"
+        )
+
+    return bool(run(work, using=alias_of(Item)))
+
+
+# --------------------------------------------------------------------------------------------------------- internals
+
+
+def _first_due(queue: str, *, handed_over: bool) -> datetime | None:
+    return (
+        Item.objects.filter(
+            queue=queue, state=State.ADMITTED, handed_over=handed_over, due_at__isnull=False
+        )
+        .order_by("due_at", "id")
+        .values_list("due_at", flat=True)
+        .first()
+    )
+
+
+def _due_for_check(queue: str, now: datetime) -> Any:
+    return Item.objects.filter(
+        queue=queue, state=State.ADMITTED, handed_over=True, due_at__lte=now
+    ).order_by("due_at", "id")
+
+
+def _record(attempts: dict[int, int], **columns: Any) -> bool:
+    """Write to the rows that are still at their attempt. False if some are held by another transaction."""
+
+    def work() -> set[int]:
+        rows = lock_by_id(Item, sorted(attempts), skip_locked=True, state=State.ADMITTED)
+        mine = {row.pk for row in rows if row.attempt == attempts[row.pk]}
+        if mine:
+            Item.objects.filter(pk__in=mine).update(**columns)
+        return {row.pk for row in rows}
+
+    seen = run(work, using=alias_of(Item))
+    unseen = attempts.keys() - seen
+    return not unseen or not any(
+        attempt == attempts[pk]
+        for pk, attempt in Item.objects.filter(pk__in=unseen, state=State.ADMITTED).values_list("pk", "attempt")
+    )
+
+
+def _decode(rows: Sequence[Item]) -> tuple[list[AdmittedItem], list[tuple[Item, ValueError]]]:
+    items, broken = [], []
+    for row in sorted(rows, key=lambda row: row.pk):
+        try:
+            body = json.loads(row.body)
+        except (ValueError, RecursionError) as error:
+            broken.append((row, ValueError(f"its body is no JSON: {error}")))
+            continue
+        items.append(
+            AdmittedItem(
+                id=row.uid,
+                key=row.key,
+                group=row.group,
+                body=body,
+                enqueued_at=row.enqueued_at,
+                admitted_at=row.admitted_at or row.enqueued_at,
+                via="grant" if row.lease_id is None else "lease",
+                attempt=_next(row.attempt),
+                row=row.pk,
+            )
+        )
+    return items, broken
+
+
+def _next(attempt: int) -> int:
+    return min(attempt + 1, MAX_ATTEMPT)
+
+
+def _ask_application(settings: conf.Queue, ids: list[str]) -> list[str]:
+    """Ids among these that `finished()` names; what was not asked, comes twice or is no text is passed over."""
+    function = handlers.resolve(settings.finished or "", f"SEMQ['QUEUES'][{settings.alias!r}]['FINISHED']")
+    answer = function(ids)
+    if answer is None:
+        return []
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        logger.error("queue %s: finished() said %s; give a list of ids", settings.alias, shown(answer))
+        return []
+    asked = set(ids)
+    done = []
+    strange = 0
+    for uid in answer:
+        if isinstance(uid, str) and uid in asked:
+            asked.discard(uid)
+            done.append(uid)
+        else:
+            strange += 1
+    if strange:
+        logger.error("queue %s: finished() named %d ids that were not asked", settings.alias, strange)
+    return done
