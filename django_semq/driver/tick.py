@@ -25,7 +25,7 @@ from django_semq.locking import alias_of, is_passing, lock_by_id, run
 from django_semq.models import Driver, Key
 from django_semq.queue import admission
 from django_semq.queue.admission import Check, HandOver
-from django_semq.queue.pump import BATCH_KEYS, driving, nudged_after, pump, set_aside_among
+from django_semq.queue.pump import BATCH_KEYS, driven_by, nudged_after, pump, set_aside_among
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Work:
 
     @classmethod
     def inline(cls) -> Work:
-        return cls(crew=None, wakeup=_process().wakeup, knows_rules=_process().knows_rules)
+        return cls(crew=None, wakeup=_process().wakeup)
 
     @classmethod
     def of_process(cls) -> Work:
@@ -98,7 +98,7 @@ class Work:
     def advance(self, now: datetime, *, takes_new: bool = True) -> bool:
         """One pass over everything due; True if something moved. A part that fails is logged and stops no other."""
         self.due = [poll.until for poll in self.unmarked]
-        with driving():
+        with driven_by(self.wakeup.set):
             moved = self.part("outcomes", lambda: self.collect(now))
             if not self.knows_rules:
                 moved |= self.part("changed rules", lambda: self.compare_rules(now))
@@ -214,7 +214,7 @@ class Work:
     def call(self, work: Callable[[], object], about: HandOver | Check, now: datetime) -> None:
         timeout = conf.queue(about.queue).attempt_timeout
         if self.crew is not None:
-            self.crew.submit(work, timeout, about)
+            self.crew.submit(partial(_driven, self.wakeup.set, work), timeout, about)
             return
         call = Call(work, timeout, about)
         try:
@@ -264,6 +264,11 @@ class Work:
                 semaphores.nudge_all_waiting(now)
         self.knows_rules = True
         return False
+
+
+def _driven(wake: Callable[[], None], work: Callable[[], object]) -> object:
+    with driven_by(wake):
+        return work()
 
 
 def _succeeded(batch: HandOver, now: datetime) -> bool:

@@ -53,8 +53,8 @@ def exchange(messages: Sequence[Envelope], *, now: datetime) -> list[Reply | Hol
     Repeating a message is safe: counts merge by max. Raises `Unprepared` for keys without a row or with too old
     an answer of the LIMITS function, with nothing written.
     """
-    books = _Books(messages, now)
-    replies = [books.answer(envelope) for envelope in messages]
+    books = Books(now)
+    replies = books.exchange(messages)
     books.write()
     return replies
 
@@ -112,44 +112,64 @@ def tell(waiting: Iterable[tuple[str, str]], *, now: datetime) -> None:
     after_commit(send, using=alias_of(Nudge))
 
 
-class _Books:
-    """The locked rows of the keys of one exchange, and what changes in them; written once, at the end."""
+class Books:
+    """The rows of the keys of a conversation, locked by its first message to them, and what changes in them;
+    written once, at the end."""
 
-    def __init__(self, messages: Sequence[Envelope], now: datetime) -> None:
+    def __init__(self, now: datetime) -> None:
         self.now = now
-        names = sorted({envelope.key for envelope in messages})
-        self.semaphores = {row.name: row for row in lock_semaphores(names)}
-        identities = {envelope.message.client_id for envelope in messages}
-        self.clients = {row.client_id: row for row in Client.objects.filter(client_id__in=identities)}
-        if len(self.clients) < len(identities):
-            raise Unprepared(names)
-        if unready := [
-            name for name in names if name not in self.semaphores or is_stale(self.semaphores[name], now)
-        ]:
-            raise Unprepared(unready)
-        self.by_id = {row.pk: row for row in self.semaphores.values()}
+        self.semaphores: dict[str, Semaphore] = {}
+        self.by_id: dict[int, Semaphore] = {}
+        self.clients: dict[str, Client] = {}
         self.limits: dict[int, KeyLimits] = {}
-        reported = [report.grant_id for envelope in messages for report in envelope.message.grants]
-        self.issued = {
-            row.uid: row for part in chunks(reported) for row in IssuedGrant.objects.filter(uid__in=part)
-        }
-        self.new: list[IssuedGrant] = []
+        self.issued: dict[str, IssuedGrant] = {}
+        self.footprints: dict[GroupAt | int, int] = {}
+        """As read: most keys end a round with the footprint they began with, and are not written."""
         self.changed_grants: set[str] = set()
-        self.changed: set[int] = set()
-        self.changed_ceilings: set[GroupAt] = set()
         self.changed_demands: set[tuple[int, int, str]] = set()
         self.room_made: dict[int, int] = {}
         """Semaphores whose footprint fell, with the client that made the room."""
+
+    def exchange(self, messages: Sequence[Envelope]) -> list[Reply | HolderRefused]:
+        self.open(sorted({envelope.key for envelope in messages} - self.semaphores.keys()))
+        self.know({envelope.message.client_id for envelope in messages})
+        self.read_issued(report.grant_id for envelope in messages for report in envelope.message.grants)
+        return [self.answer(envelope) for envelope in messages]
+
+    def open(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        if self.semaphores:
+            raise RuntimeError("the first messages of a conversation name all its keys: locks are taken in one order")
+        rows = {row.name: row for row in lock_semaphores(names)}
+        if unready := [name for name in names if name not in rows or is_stale(rows[name], self.now)]:
+            raise Unprepared(unready)
+        self.semaphores = rows
+        self.by_id = {row.pk: row for row in rows.values()}
+        self.footprints |= {row.pk: row.footprint for row in rows.values()}
+
+    def know(self, identities: set[str]) -> None:
+        if unknown := identities - self.clients.keys():
+            self.clients |= {row.client_id: row for row in Client.objects.filter(client_id__in=unknown)}
+            if identities - self.clients.keys():
+                raise Unprepared(sorted(self.semaphores))
+
+    def read_issued(self, uids: Iterable[str]) -> None:
+        unread = [uid for uid in uids if uid not in self.issued]
+        for part in chunks(unread):
+            self.issued |= {row.uid: row for row in IssuedGrant.objects.filter(uid__in=part)}
 
     # ------------------------------------------------------------------------------------------------ rows, lazily
 
     @cached_property
     def ceilings(self) -> dict[GroupAt, Ceiling]:
-        return {
+        rows = {
             (row.semaphore_id, row.name): row
             for part in chunks(sorted(self.by_id))
             for row in Ceiling.objects.filter(semaphore_id__in=part)
         }
+        self.footprints |= {at: row.footprint for at, row in rows.items()}
+        return rows
 
     @cached_property
     def demands(self) -> dict[int, dict[tuple[int, str], Demand]]:
@@ -218,20 +238,14 @@ class _Books:
         """Take back what was not claimed in time. The footprint falls by it, never by what runs."""
         if semaphore.clamp_at is None or semaphore.clamp_at > self.now:
             return
-        for grant in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False).order_by("claim_until"):
-            grant = self.issued.setdefault(grant.uid, grant)
+        for row in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False, claim_until__lte=self.now):
+            grant = self.issued.setdefault(row.uid, row)
             if grant.clamped:
                 continue
-            if grant.claim_until > self.now:
-                semaphore.clamp_at = grant.claim_until
-                break
             before = ledger.footprint(grant)
             ledger.clamp(grant)
             self.changed_grants.add(grant.uid)
             self.count(semaphore, grant, ledger.footprint(grant) - before)
-        else:
-            semaphore.clamp_at = None
-        self.changed.add(semaphore.pk)
 
     def hear(self, semaphore: Semaphore, client: Client, message: PermitRequest) -> None:
         """The newest word on what a client wants replaces the older one; a group not named is not wanted."""
@@ -304,9 +318,8 @@ class _Books:
             claim_until=self.now + conf.settings().holder.grant_timeout,
             issued_at=self.now,
         )
-        if semaphore.clamp_at is None or semaphore.clamp_at > grant.claim_until:
-            semaphore.clamp_at = grant.claim_until
-        self.new.append(grant)
+        self.issued[grant.uid] = grant
+        self.changed_grants.add(grant.uid)
         self.count(semaphore, grant, permits)
         return grant
 
@@ -341,35 +354,17 @@ class _Books:
     def count(self, semaphore: Semaphore, grant: IssuedGrant, change: int) -> None:
         if not change:
             return
-        semaphore.footprint += change
-        self.ceiling(semaphore, grant.group).footprint += change
-        self.changed.add(semaphore.pk)
-        self.changed_ceilings.add((semaphore.pk, grant.group))
+        for row in (semaphore, self.ceiling(semaphore, grant.group)):
+            row.footprint += change
         if change < 0:
             self.room_made[semaphore.pk] = grant.client_id
 
     # --------------------------------------------------------------------------------------------------- the writing
 
     def write(self) -> None:
-        grants = [self.issued[uid] for uid in sorted(self.changed_grants)]
-        delete_by_id(IssuedGrant, [row.pk for row in grants if ledger.is_spent(row)])
-        write_back(
-            IssuedGrant,
-            [row for row in grants if not ledger.is_spent(row)],
-            ["permits", "claimed", "released", "clamped"],
-        )
-        IssuedGrant.objects.bulk_create(self.new, batch_size=500)
-        for pk in self.changed:
-            row = self.by_id[pk]
-            row.idle_since = None if row.footprint or row.has_override or row.paused else self.now
-        write_back(
-            Semaphore,
-            [self.by_id[pk] for pk in sorted(self.changed)],
-            ["footprint", "clamp_at", "idle_since"],
-        )
-        ceilings = [self.ceilings[at] for at in sorted(self.changed_ceilings)]
-        delete_by_id(Ceiling, [row.pk for row in ceilings if row.pk and not _is_kept(row)])
-        write_back(Ceiling, [row for row in ceilings if _is_kept(row)], ["footprint"], ["semaphore", "name"])
+        """Write everything that has changed. Called once, at the end of the transaction."""
+        self.write_grants()
+        self.write_footprints()
         demands = [self.demands[pk][client, group] for pk, client, group in sorted(self.changed_demands)]
         delete_by_id(Demand, [row.pk for row in demands if row.count <= 0 and row.pk])
         write_back(
@@ -379,6 +374,31 @@ class _Books:
             ["semaphore", "client", "group"],
         )
         self.tell_waiting()
+
+    def write_grants(self) -> None:
+        grants = [self.issued[uid] for uid in sorted(self.changed_grants)]
+        kept = [row for row in grants if not ledger.is_spent(row)]
+        delete_by_id(IssuedGrant, [row.pk for row in grants if row.pk and ledger.is_spent(row)])
+        write_back(
+            IssuedGrant, [row for row in kept if row.pk], ["permits", "claimed", "released", "clamped"]
+        )
+        new = [row for row in kept if not row.pk]
+        IssuedGrant.objects.bulk_create(new, batch_size=500)
+        for row in new:
+            semaphore = self.by_id[row.semaphore_id]
+            if not row.clamped and (semaphore.clamp_at is None or semaphore.clamp_at > row.claim_until):
+                semaphore.clamp_at = row.claim_until
+
+    def write_footprints(self) -> None:
+        semaphores = [row for pk, row in sorted(self.by_id.items()) if row.footprint != self.footprints[pk]]
+        for row in semaphores:
+            row.idle_since = None if row.footprint or row.has_override or row.paused else self.now
+        write_back(Semaphore, semaphores, ["footprint", "clamp_at", "idle_since"])
+        if "ceilings" not in self.__dict__:
+            return
+        ceilings = [row for at, row in sorted(self.ceilings.items()) if row.footprint != self.footprints.get(at, 0)]
+        delete_by_id(Ceiling, [row.pk for row in ceilings if row.pk and not _is_kept(row)])
+        write_back(Ceiling, [row for row in ceilings if _is_kept(row)], ["footprint"], ["semaphore", "name"])
 
     def tell_waiting(self) -> None:
         """Room made on a key is every waiting local queue's business, in this same transaction."""

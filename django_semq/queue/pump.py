@@ -50,11 +50,12 @@ from django_semq.protocol.messages import (
     Reply,
 )
 from django_semq.signals import driver_wanted, item_admitted, item_blocked, keys_nudged
-from django_semq.transport.base import HolderTransport, transport_of
+from django_semq.transport.base import Answer, HolderTransport, transport_of
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Exchange = Callable[[Sequence[Envelope]], list[Answer]]
 
 BATCH_KEYS = 100
 NUDGES_PER_ROUND = 10_000
@@ -63,21 +64,25 @@ CALLER_ROUNDS = 3
 SET_ASIDE = (timedelta(seconds=1), timedelta(minutes=5))
 PREPARATIONS = 3
 
-_driving: ContextVar[bool] = ContextVar("django_semq_driving", default=False)
+_driver: ContextVar[Callable[[], None] | None] = ContextVar("django_semq_driver", default=None)
 
 
 @contextmanager
-def driving() -> Iterator[None]:
-    """Pumps inside are a driver's own: they wake nobody."""
-    token = _driving.set(True)
+def driven_by(wake: Callable[[], None]) -> Iterator[None]:
+    """Inside runs a driver, or application code that it calls: pumps announce nothing, and a commit's hook leaves
+    the pump to the driver's next pass, which takes many releases at once. `wake` tells it, from any thread."""
+    token = _driver.set(wake)
     try:
         yield
     finally:
-        _driving.reset(token)
+        _driver.reset(token)
 
 
 def pump_for_caller(queue: str, keys: Iterable[str]) -> None:
     """Pump after a caller's commit. Never raises: what is left or failed goes to the driver with a wake-up."""
+    if (wake := _driver.get()) is not None:
+        wake()
+        return
     names = sorted(keys)
     vendor = connections[alias_of(Key)].vendor
     try:
@@ -104,13 +109,14 @@ class Pumped:
     """What one call of `pump` did."""
 
     folded: int = 0
+    introduced: int = 0
     admitted: int = 0
     left: list[str] = field(default_factory=list)
     """Keys that still have nudges when the rounds were over."""
 
     @property
     def moved(self) -> bool:
-        return bool(self.folded or self.admitted)
+        return bool(self.folded or self.introduced or self.admitted)
 
 
 def pump(queue: str, names: Iterable[str], *, now: datetime, rounds: int = 1000, tries: int = TRIES) -> Pumped:
@@ -185,9 +191,8 @@ def set_aside_among(queue: str, names: Sequence[str], now: datetime) -> set[str]
 
 def want_driver(queue: str) -> None:
     """Ask for a driver: a hint, whose loss costs one driver period."""
-    if not _driving.get():
-        notify(queue)
-        driver_wanted.send_robust(sender=Item, queue=queue)
+    notify(queue)
+    driver_wanted.send_robust(sender=Item, queue=queue)
 
 
 def on_keys_nudged(*, queue: str, keys: list[str], **_kwargs: Any) -> None:
@@ -213,43 +218,38 @@ def _pump_batch(
 ) -> list[str]:
     """Pump these keys once. Returns those to be looked at again."""
     try:
-        missing = _attempt(queue, names, transport, done, now=now, tries=tries)
+        turn = _attempt(queue, names, transport, now=now, tries=tries)
     except DatabaseError as error:
         if is_passing(error):
             raise
         return _one_by_one(queue, names, transport, done, error, now=now, tries=tries)
     except Exception as error:
         return _one_by_one(queue, names, transport, done, error, now=now, tries=tries)
-    if missing:
-        _introduce(queue, missing, transport, now=now)
-    # After our commit, so that it sees every nudge whose owner found the key taken by us.
-    return sorted({*missing, *nudged_among(queue, [name for name in names if name not in missing])})
+    done.folded += turn.folded
+    done.admitted += len(turn.admitted)
+    if turn.missing:
+        _introduce(queue, turn.missing, transport, now=now)
+        done.introduced += len(turn.missing)
+    # After our commit, so that it sees every nudge whose owner found the key taken by us. A key that we found
+    # taken is its owner's to look at.
+    return sorted({*turn.missing, *nudged_among(queue, turn.had)})
 
 
 def _attempt(
     queue: str,
     names: Sequence[str],
     transport: HolderTransport,
-    done: Pumped,
     *,
     now: datetime,
     tries: int,
-) -> list[str]:
-    """One committed transaction for these keys; returns the names that have no row."""
-    for preparation in range(PREPARATIONS):
+) -> _Turn:
+    """One committed transaction for these keys, after what it needs was prepared."""
+    for _preparation in range(PREPARATIONS):
         try:
-            turn = run(
-                lambda: _Turn(queue, names, transport, now).take(), using=alias_of(Key), tries=tries
-            )
+            return run(lambda: _Turn(queue, names, transport, now).take(), using=alias_of(Key), tries=tries)
         except Unprepared as error:
-            if preparation == PREPARATIONS - 1:
-                raise
             transport.prepare(error.keys, now=now)
-            continue
-        done.folded += turn.folded
-        done.admitted += len(turn.admitted)
-        return turn.missing
-    return []
+    return run(lambda: _Turn(queue, names, transport, now).take(), using=alias_of(Key), tries=tries)
 
 
 def _one_by_one(
@@ -338,6 +338,9 @@ class _Turn:
         self.now = now
         self.conf = conf.queue(queue)
         self.missing: list[str] = []
+        """Names without a row."""
+        self.had: list[str] = []
+        """Names whose rows were ours in this transaction, but for those set aside."""
         self.folded = 0
         self.admitted: list[int] = []
         self.keys: dict[str, Key] = {}
@@ -357,6 +360,7 @@ class _Turn:
             for name, key in locked.items()
             if key.set_aside_until is None or key.set_aside_until <= self.now
         }
+        self.had = list(self.keys)
         nudges = self.take_nudges()
         named = {nudge.key for nudge in nudges}
         self.keys = {
@@ -368,8 +372,8 @@ class _Turn:
             return self
         self.read_groups()
         self.fold(nudges)
-        offers = self.ask_holder()
-        self.claim(offers)
+        with self.transport.conversation(now=self.now) as exchange:
+            self.claim(self.ask_holder(exchange), exchange)
         self.write_groups()
         self.write_keys()
         if self.admitted:
@@ -450,7 +454,7 @@ class _Turn:
 
     # ------------------------------------------------------------------------------------------------- the holder
 
-    def ask_holder(self) -> list[_Offer]:
+    def ask_holder(self, exchange: Exchange) -> list[_Offer]:
         reports: dict[str, list[GrantReport]] = defaultdict(list)
         names = {key.pk: key.name for key in self.keys.values()}
         for grant in self.returned:
@@ -466,7 +470,7 @@ class _Turn:
             elif reports[name]:
                 envelopes.append(Envelope(name, PermitSync(self.conf.client_id, tuple(reports[name]))))
         offers: list[_Offer] = []
-        for envelope, reply in zip(envelopes, self.exchange(envelopes), strict=True):
+        for envelope, reply in zip(envelopes, _answers(exchange, envelopes), strict=True):
             if isinstance(envelope.message, PermitRequest):
                 self.take_blocked(envelope.key, reply)
             offers += [
@@ -484,16 +488,6 @@ class _Turn:
             for at, group in sorted(self.groups.items())
             if at[0] == name and (group.queued > 0 or group.blocked_reason)
         )
-
-    def exchange(self, envelopes: Sequence[Envelope]) -> list[Reply]:
-        if not envelopes:
-            return []
-        replies = []
-        for reply in self.transport.exchange(envelopes, now=self.now):
-            if isinstance(reply, (TransportError, HolderRefused)):
-                raise reply
-            replies.append(reply)
-        return replies
 
     def write_returned(self) -> None:
         """The holder has the reports in this same transaction: what is all back goes, the rest is acknowledged."""
@@ -519,7 +513,7 @@ class _Turn:
 
     # --------------------------------------------------------------------------------------------------- the items
 
-    def claim(self, offers: list[_Offer]) -> None:
+    def claim(self, offers: list[_Offer], exchange: Exchange) -> None:
         """Admit the oldest items for the permits, and close each grant with what it really got: a row that some
         transaction holds is passed over, and its permit goes back at once."""
         if not offers:
@@ -537,11 +531,12 @@ class _Turn:
             group.admitted += offer.got
             if offer.got < offer.permits:
                 self.short.add(offer.key.name)
-        self.exchange(
+        _answers(
+            exchange,
             [
                 Envelope(name, PermitSync(self.conf.client_id, tuple(reports)))
                 for name, reports in sorted(closings.items())
-            ]
+            ],
         )
 
     def write_grants(self, offers: Sequence[_Offer]) -> None:
@@ -616,7 +611,7 @@ class _Turn:
     # ------------------------------------------------------------------------------------------------ announcements
 
     def announce_admitted(self) -> None:
-        if not _driving.get():
+        if _driver.get() is None:
             notify(self.queue)
             after_commit(self.send_driver_wanted, using=alias_of(Key))
         if item_admitted.has_listeners(Item):
@@ -655,6 +650,16 @@ class _Turn:
                 )
 
         after_commit(send, using=alias_of(Key))
+
+
+def _answers(exchange: Exchange, envelopes: Sequence[Envelope]) -> list[Reply]:
+    """The replies, in order. Raises the first refusal: the transaction is undone, and its key set aside alone."""
+    replies = []
+    for answer in exchange(envelopes) if envelopes else []:
+        if isinstance(answer, (TransportError, HolderRefused)):
+            raise answer
+        replies.append(answer)
+    return replies
 
 
 def _counts(group: KeyGroup) -> bool:

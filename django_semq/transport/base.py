@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,8 @@ from django.utils.module_loading import import_string
 from django_semq import conf
 from django_semq.exceptions import HolderRefused, Misconfigured, TransportError
 from django_semq.protocol.messages import Envelope, Reply
+
+Answer = Reply | TransportError | HolderRefused
 
 
 class HolderTransport(ABC):
@@ -29,10 +32,13 @@ class HolderTransport(ABC):
         self.alias = alias
 
     @abstractmethod
-    def exchange(
-        self, messages: Sequence[Envelope], *, now: datetime
-    ) -> list[Reply | TransportError | HolderRefused]:
+    def exchange(self, messages: Sequence[Envelope], *, now: datetime) -> list[Answer]:
         """One answer for each message, in order. Doubling a message is safe: its counts are cumulative."""
+
+    @contextmanager
+    def conversation(self, *, now: datetime) -> Iterator[Callable[[Sequence[Envelope]], list[Answer]]]:
+        """Several exchanges in a row. An inline holder keeps what it has read, and writes once, at the end."""
+        yield lambda messages: self.exchange(messages, now=now)
 
     def prepare(self, keys: Sequence[str], *, now: datetime) -> None:
         """Make ready what an inline holder needs for these keys, outside any transaction. Safe to call twice."""

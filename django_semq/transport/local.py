@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 from django_semq import conf
-from django_semq.exceptions import HolderRefused, Misconfigured, TransportError
+from django_semq.exceptions import Misconfigured
 from django_semq.holder import service
 from django_semq.locking import alias_of
 from django_semq.models import Item, Semaphore
-from django_semq.protocol.messages import Envelope, Reply
-from django_semq.transport.base import HolderTransport
+from django_semq.protocol.messages import Envelope
+from django_semq.transport.base import Answer, HolderTransport
 
 
 class LocalTransport(HolderTransport):
@@ -19,15 +20,20 @@ class LocalTransport(HolderTransport):
 
     inline = True
 
-    def exchange(
-        self, messages: Sequence[Envelope], *, now: datetime
-    ) -> list[Reply | TransportError | HolderRefused]:
+    def exchange(self, messages: Sequence[Envelope], *, now: datetime) -> list[Answer]:
+        with self.conversation(now=now) as exchange:
+            return exchange(messages)
+
+    @contextmanager
+    def conversation(self, *, now: datetime) -> Iterator[Callable[[Sequence[Envelope]], list[Answer]]]:
         if alias_of(Item) != alias_of(Semaphore):
             raise Misconfigured(
                 f"Item is written to database {alias_of(Item)!r} and Semaphore to {alias_of(Semaphore)!r}."
                 " LocalTransport needs both in one: correct DATABASE_ROUTERS, or use HttpTransport."
             )
-        return list(service.exchange(messages, now=now))
+        books = service.Books(now)
+        yield lambda messages: list(books.exchange(messages))
+        books.write()
 
     def prepare(self, keys: Sequence[str], *, now: datetime) -> None:
         service.prepare(keys, client_id=conf.queue(self.alias).client_id, queue=self.alias, now=now)
