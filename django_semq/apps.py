@@ -13,10 +13,9 @@ class SemqConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_semq import checks  # noqa: F401 — importing registers them
         from django_semq.driver import djangoq
         from django_semq.signals import driver_wanted
 
         driver_wanted.connect(djangoq.wake, dispatch_uid="django_semq.driver.djangoq")
-        post_migrate.connect(
-            djangoq.install_schedule, sender=self, dispatch_uid="django_semq.driver.djangoq"
-        )
+        post_migrate.connect(djangoq.install_schedule, sender=self, dispatch_uid="django_semq.driver.djangoq")

@@ -160,7 +160,9 @@ class _Reading:
     def settings(self, given: object) -> Settings:
         top = self.section(given, "SEMQ", ("QUEUES", "HOLDER", "DRIVER"))
         driver = self.section(
-            top.get("DRIVER", {}), "SEMQ['DRIVER']", ("SCHEDULE", "WAKE", "POLL_INTERVAL", "TICK_SECONDS", "THREADS")
+            top.get("DRIVER", {}),
+            "SEMQ['DRIVER']",
+            ("SCHEDULE", "WAKE", "POLL_INTERVAL", "TICK_SECONDS", "THREADS"),
         )
         holder = self.section(
             top.get("HOLDER", {}),

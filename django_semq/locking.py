@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 from django.db import DatabaseError, connections, models, router, transaction
@@ -163,15 +163,13 @@ def lock_items(queue: str, uids: Sequence[str], state: State) -> list[Item]:
     return found
 
 
-def lock_by_id(
-    model: type[M], ids: Sequence[int], *, skip_locked: bool = False, **equal: object
-) -> list[M]:
+def lock_by_id(model: type[M], ids: Sequence[int], *, skip_locked: bool = False, **equal: object) -> list[M]:
     """The rows of these ids whose columns equal the given values, locked, in the order of their ids."""
     connection = connections[alias_of(model)]
     found: list[M] = []
     for part in chunks(ids):
         if connection.vendor == "mysql":
-            where = " AND ".join(f"t.`{model._meta.get_field(name).column}` = %s" for name in equal)
+            where = " AND ".join(f"t.`{name}` = %s" for name in equal)
             sql = (
                 f"SELECT t.* FROM {_rows_by_id(model, part)}"
                 f"{' WHERE ' + where if where else ''} ORDER BY t.id FOR UPDATE"
@@ -225,12 +223,10 @@ def delete_by_id(model: type[models.Model], ids: Iterable[int]) -> None:
         if connection.vendor == "mysql":
             _execute(connection, f"DELETE t FROM {_rows_by_id(model, part)}", part)
         else:
-            model._default_manager.filter(pk__in=part)._raw_delete(using)  # type: ignore[attr-defined]
+            model._default_manager.filter(pk__in=part)._raw_delete(using)
 
 
-def write_back(
-    model: type[M], rows: Sequence[M], fields: Sequence[str], unique: Sequence[str] = ("id",)
-) -> None:
+def write_back(model: type[M], rows: Sequence[M], fields: Sequence[str], unique: Sequence[str] = ("id",)) -> None:
     """Write different values to many rows that this transaction owns, missing rows included, in one statement:
     an upsert, where `bulk_update` would build a CASE for each row and column. `unique` names the columns that
     tell the row; without the id among them, rows with and without an id go into the same statement."""
@@ -328,6 +324,6 @@ def _marks(values: Sequence[object]) -> str:
     return ", ".join(["%s"] * len(values))
 
 
-def _execute(connection: BaseDatabaseWrapper, sql: str, values: Sequence[object] = ()) -> None:
+def _execute(connection: BaseDatabaseWrapper, sql: str, values: Sequence[int | str] = ()) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql, values)

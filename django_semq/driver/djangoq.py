@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.apps import apps
@@ -22,7 +22,8 @@ from django.utils.module_loading import import_string
 from django_semq import clock, conf
 from django_semq.driver import tick as driver
 from django_semq.exceptions import InvalidItem, SemqError, shown
-from django_semq.locking import alias_of, lock_by_id, run as in_transaction
+from django_semq.locking import alias_of, lock_by_id
+from django_semq.locking import run as in_transaction
 from django_semq.models import Driver, Item, State
 from django_semq.queue.admission import AdmittedItem
 from django_semq.queue.items import Enqueued, queues
@@ -206,3 +207,13 @@ def _send(func: str, *args: Any, q_options: dict[str, Any]) -> None:
     from django_q.tasks import async_task as send
 
     send(func, *args, q_options=q_options)
+
+
+def next_scheduled_tick(databases: Sequence[str]) -> list[datetime] | None:
+    """When the schedule's rows are due; None if their database is not among these."""
+    from django_q.models import Schedule
+
+    using = router.db_for_write(Schedule)
+    if using not in databases:
+        return None
+    return list(Schedule.objects.using(using).filter(func=TICK).order_by("next_run").values_list("next_run", flat=True))

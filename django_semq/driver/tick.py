@@ -119,7 +119,10 @@ class Work:
             return work()
         except DatabaseError as error:
             logger.log(
-                logging.INFO if is_passing(error) else logging.ERROR, "%s: %s; done again at the next pass", name, error
+                logging.INFO if is_passing(error) else logging.ERROR,
+                "%s: %s; done again at the next pass",
+                name,
+                error,
             )
         except Exception:
             logger.exception("%s failed; done again at the next pass", name)

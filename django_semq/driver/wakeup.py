@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Sequence
@@ -16,19 +17,15 @@ class Wakeup:
         os.set_blocking(self._writer, False)
 
     def set(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups already.
             os.write(self._writer, b"\0")
-        except BlockingIOError:
-            pass  # The pipe is full of wake-ups already.
 
     def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
         """Return when set, when one of the descriptors is readable, or after this time."""
         select.select([self._reader, *also], [], [], max(0.0, seconds))
-        try:
+        with contextlib.suppress(BlockingIOError):  # All of them are read.
             while os.read(self._reader, 4096):
                 pass
-        except BlockingIOError:
-            pass
 
     def close(self) -> None:
         os.close(self._reader)

@@ -1,9 +1,9 @@
 """How many permits each waiting row of a key gets in one round. Plain Python: no database, no clock of its own.
 
 Permits go one by one to the row with the smallest holding, ties to the oldest, groups at their ceiling dropping
-out; that is max-min fairness over what is held after the round (weighted max-min with all weights 1; the
-stepwise rule is Kueue's tournament over shares after admission). Half of what is free, rounded up, goes first to rows that
-have waited for long, oldest first, so that a row which always holds much cannot be passed for ever.
+out; that is max-min fairness over what is held after the round (the stepwise rule is that of Kueue's fair sharing
+tournament, with all weights 1). Half of what is free, rounded up, goes first to rows that have waited for long,
+oldest first, so that a row which always holds much cannot be passed for ever.
 
 The level search gives the same result as stepping, at O(rows × log permits).
 """

@@ -1,4 +1,4 @@
-"""What the limit of a key is: the operator's override → the project's function → the first rule that fits → the default.
+"""What the limit of a key is: the operator's override → the project's function → the first fitting rule → the default.
 
 Only overrides and the function's last answers are stored; the rest is computed at each round, so a changed
 setting holds from the next round on. The function is asked outside any transaction (`ask`).
@@ -52,9 +52,7 @@ class KeyLimits:
 def limits_of(name: str, semaphore: Semaphore | None) -> KeyLimits:
     """The limits of a key; its row may be missing."""
     holder = conf.settings().holder
-    rule: Mapping[str, Any] = next(
-        (rule for pattern, rule in holder.rules.items() if fnmatchcase(name, pattern)), {}
-    )
+    rule: Mapping[str, Any] = next((rule for pattern, rule in holder.rules.items() if fnmatchcase(name, pattern)), {})
     answer = json.loads(semaphore.answer) if holder.limits and semaphore and semaphore.answer else None
     answer = answer or {}
     bases = tuple(base["groups"] for base in (answer, rule) if base.get("groups"))
@@ -122,7 +120,9 @@ def _checked_answer(answer: object, key: str) -> dict[str, Any] | None:
     if answer is None:
         return None
     if not isinstance(answer, Mapping) or set(answer) - {"limit", "groups"}:
-        raise InvalidLimit(f"LIMITS said {shown(answer)} for key {shown(key)}; give {{'limit': …, 'groups': …}} or None")
+        raise InvalidLimit(
+            f"LIMITS said {shown(answer)} for key {shown(key)}; give {{'limit': …, 'groups': …}} or None"
+        )
     checked: dict[str, Any] = {}
     if "limit" in answer:
         checked["limit"] = conf.checked_limit(answer["limit"], f"the limit of key {shown(key)}")

@@ -227,9 +227,7 @@ class Books:
         if grant is None or grant.client_id != client.pk or grant.semaphore_id != semaphore.pk:
             return GrantResult(report.grant_id, 0, Verdict.NOT_FOUND)
         before = ledger.footprint(grant)
-        verdict = ledger.absorb(
-            grant, claimed=report.claimed, released=report.released, closed=report.closed
-        )
+        verdict = ledger.absorb(grant, claimed=report.claimed, released=report.released, closed=report.closed)
         self.changed_grants.add(grant.uid)
         self.count(semaphore, grant, ledger.footprint(grant) - before)
         return GrantResult(grant.uid, grant.claimed, verdict)
@@ -379,9 +377,7 @@ class Books:
         grants = [self.issued[uid] for uid in sorted(self.changed_grants)]
         kept = [row for row in grants if not ledger.is_spent(row)]
         delete_by_id(IssuedGrant, [row.pk for row in grants if row.pk and ledger.is_spent(row)])
-        write_back(
-            IssuedGrant, [row for row in kept if row.pk], ["permits", "claimed", "released", "clamped"]
-        )
+        write_back(IssuedGrant, [row for row in kept if row.pk], ["permits", "claimed", "released", "clamped"])
         new = [row for row in kept if not row.pk]
         IssuedGrant.objects.bulk_create(new, batch_size=500)
         for row in new:

@@ -25,9 +25,7 @@ def sweep(now: datetime) -> bool:
     def remove() -> None:
         rows = lock_semaphores(names)
         still = [row for row in rows if row.idle_since is not None and not row.footprint]
-        waited_for = set(
-            Demand.objects.filter(semaphore__in=still).values_list("semaphore_id", flat=True)
-        )
+        waited_for = set(Demand.objects.filter(semaphore__in=still).values_list("semaphore_id", flat=True))
         delete_by_id(Semaphore, [row.pk for row in still if row.pk not in waited_for])
 
     run(remove, using=alias_of(Semaphore))

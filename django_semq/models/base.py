@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
+from django.db.models.expressions import Combinable
 
 
-class NameField(models.CharField):  # type: ignore[type-arg]
+if TYPE_CHECKING:
+    _Text = models.CharField[str | Combinable, str]
+else:
+    _Text = models.CharField
+
+
+class NameField(_Text):
     """Text that differs by case, accent or trailing space is different on every database, and sorts by code point.
 
     PostgreSQL's "C" and SQLite's BINARY do so by nature. MySQL and MariaDB compare case-insensitively by

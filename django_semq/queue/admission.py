@@ -219,7 +219,10 @@ def take_lost(queue: str, *, now: datetime) -> bool:
     def work() -> int:
         rows = lock_due(_due_for_check(queue, now), conf.queue(queue).max_admit_batch)
         return Item.objects.filter(pk__in=[row.pk for row in rows]).update(
-            handed_over=False, started=False, due_at=clock.LONG_AGO, last_error="its task was lost or its worker died"
+            handed_over=False,
+            started=False,
+            due_at=clock.LONG_AGO,
+            last_error="its task was lost or its worker died",
         )
 
     return bool(run(work, using=alias_of(Item)))
@@ -230,9 +233,7 @@ def take_lost(queue: str, *, now: datetime) -> bool:
 
 def _first_due(queue: str, *, handed_over: bool) -> datetime | None:
     return (
-        Item.objects.filter(
-            queue=queue, state=State.ADMITTED, handed_over=handed_over, due_at__isnull=False
-        )
+        Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=handed_over, due_at__isnull=False)
         .order_by("due_at", "id")
         .values_list("due_at", flat=True)
         .first()
@@ -240,9 +241,9 @@ def _first_due(queue: str, *, handed_over: bool) -> datetime | None:
 
 
 def _due_for_check(queue: str, now: datetime) -> Any:
-    return Item.objects.filter(
-        queue=queue, state=State.ADMITTED, handed_over=True, due_at__lte=now
-    ).order_by("due_at", "id")
+    return Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=True, due_at__lte=now).order_by(
+        "due_at", "id"
+    )
 
 
 def _record(attempts: dict[int, int], **columns: Any) -> bool:

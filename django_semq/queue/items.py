@@ -241,9 +241,7 @@ class Queue:
                 new = [item for item in new if item.id in stored]
             counts = Counter((item.key, item.group) for item in new)
             self._nudge([Nudge(key=key, group=group, queued_delta=n) for (key, group), n in counts.items()], now)
-            self._after_commit(
-                [(item.id, item.key, item.group) for item in new], list(dict(counts)), item_queued, now
-            )
+            self._after_commit([(item.id, item.key, item.group) for item in new], list(dict(counts)), item_queued, now)
             return new
 
         try:
@@ -289,9 +287,7 @@ class Queue:
                 ],
                 now,
             )
-            self._after_commit(
-                [(item.uid, item.key, item.group) for item in items], list(changes), signal, now
-            )
+            self._after_commit([(item.uid, item.key, item.group) for item in items], list(changes), signal, now)
             return [item.uid for item in items]
 
         return join(take, using=alias_of(Item))
@@ -319,9 +315,7 @@ class Queue:
             _pump_collected(connection)
             if signal.has_listeners(Item):
                 for uid, key, group in items:
-                    signal.send_robust(
-                        sender=Item, queue=self.alias, id=uid, key=key, group=group, timestamp=now
-                    )
+                    signal.send_robust(sender=Item, queue=self.alias, id=uid, key=key, group=group, timestamp=now)
 
         after_commit(hook, using=using)
 
@@ -361,8 +355,8 @@ class Queues:
         return iter(conf.settings().queues)
 
 
-queues = Queues()
-default = Queue("default")
+queues: Queues = Queues()
+default: Queue = Queue("default")
 
 
 def encode_body(body: Any, max_bytes: int, index: int | None = None) -> str:

@@ -141,7 +141,7 @@ def pump(queue: str, names: Iterable[str], *, now: datetime, rounds: int = 1000,
     return done
 
 
-def with_keys(queue: str, names: Sequence[str], work: Callable[[list[Key]], T], *, now: datetime) -> T:
+def with_keys(queue: str, names: Sequence[str], work: Callable[[list[Key]], T]) -> T:
     """Do work under the locks of these keys, in a transaction of its own, then pump what callers left meanwhile.
 
     Everything but the pump that locks keys goes through here: a caller that found a key taken relies on a look
@@ -184,9 +184,7 @@ def nudged_after(queue: str, name: str, count: int = BATCH_KEYS) -> list[str]:
 
 def set_aside_among(queue: str, names: Sequence[str], now: datetime) -> set[str]:
     """Those of these keys that are left out because they failed alone."""
-    return set(
-        Key.objects.filter(queue=queue, name__in=names, set_aside_until__gt=now).values_list("name", flat=True)
-    )
+    return set(Key.objects.filter(queue=queue, name__in=names, set_aside_until__gt=now).values_list("name", flat=True))
 
 
 def want_driver(queue: str) -> None:
@@ -294,9 +292,7 @@ def _introduce(queue: str, names: Sequence[str], transport: HolderTransport, *, 
     must not happen while we hold others' keys."""
     transport.prepare(names, now=now)
     run(
-        lambda: Key.objects.bulk_create(
-            [Key(queue=queue, name=name) for name in sorted(names)], ignore_conflicts=True
-        ),
+        lambda: Key.objects.bulk_create([Key(queue=queue, name=name) for name in sorted(names)], ignore_conflicts=True),
         using=alias_of(Key),
     )
 
@@ -356,9 +352,7 @@ class _Turn:
         if len(locked) < len(self.names):
             self.missing = self.without_row([name for name in self.names if name not in locked])
         self.keys = {
-            name: key
-            for name, key in locked.items()
-            if key.set_aside_until is None or key.set_aside_until <= self.now
+            name: key for name, key in locked.items() if key.set_aside_until is None or key.set_aside_until <= self.now
         }
         self.had = list(self.keys)
         nudges = self.take_nudges()
@@ -404,9 +398,7 @@ class _Turn:
 
     def read_groups(self) -> None:
         oldest = (
-            Item.objects.filter(
-                queue=self.queue, key=OuterRef("key__name"), group=OuterRef("name"), state=State.QUEUED
-            )
+            Item.objects.filter(queue=self.queue, key=OuterRef("key__name"), group=OuterRef("name"), state=State.QUEUED)
             .order_by("id")
             .values("enqueued_at")[:1]
         )
@@ -458,9 +450,7 @@ class _Turn:
         reports: dict[str, list[GrantReport]] = defaultdict(list)
         names = {key.pk: key.name for key in self.keys.values()}
         for grant in self.returned:
-            reports[names[grant.key_id]].append(
-                GrantReport(grant.uid, grant.claimed, grant.released, grant.closed)
-            )
+            reports[names[grant.key_id]].append(GrantReport(grant.uid, grant.claimed, grant.released, grant.closed))
         envelopes = []
         for name in sorted(self.keys):
             demand = self.demand_of(name)
@@ -474,8 +464,7 @@ class _Turn:
             if isinstance(envelope.message, PermitRequest):
                 self.take_blocked(envelope.key, reply)
             offers += [
-                _Offer(self.keys[envelope.key], offer.group, offer.grant_id, offer.permits)
-                for offer in reply.grants
+                _Offer(self.keys[envelope.key], offer.group, offer.grant_id, offer.permits) for offer in reply.grants
             ]
         self.write_returned()
         return offers
@@ -494,9 +483,7 @@ class _Turn:
         for grant in self.returned:
             grant.acked_released = grant.released
         delete_by_id(Grant, [grant.pk for grant in self.returned if _is_spent(grant)])
-        write_back(
-            Grant, [grant for grant in self.returned if not _is_spent(grant)], ["released", "acked_released"]
-        )
+        write_back(Grant, [grant for grant in self.returned if not _is_spent(grant)], ["released", "acked_released"])
 
     def take_blocked(self, name: str, reply: Reply) -> None:
         reasons = {blocked.group: str(blocked.reason) for blocked in reply.blocked}

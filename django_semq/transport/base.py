@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -40,11 +40,11 @@ class HolderTransport(ABC):
         """Several exchanges in a row. An inline holder keeps what it has read, and writes once, at the end."""
         yield lambda messages: self.exchange(messages, now=now)
 
-    def prepare(self, keys: Sequence[str], *, now: datetime) -> None:
+    def prepare(self, keys: Sequence[str], *, now: datetime) -> None:  # noqa: B027 — most holders need nothing
         """Make ready what an inline holder needs for these keys, outside any transaction. Safe to call twice."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def transport_of(alias: str) -> HolderTransport:
     """The transport of a queue, by its dotted path. Raises `Misconfigured` if it cannot be made."""
     queue = conf.queue(alias)

@@ -1,0 +1,30 @@
+"""Keeps the ORM's `delete()` from rows whose permit would go with them.
+
+The library deletes items by primary key and sends no signal, so only others meet this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import ProtectedError
+
+from django_semq.exceptions import shown
+from django_semq.locking import lock_by_id
+from django_semq.models import Item, State
+
+
+def protect(sender: type[Item], instance: Item, **kwargs: Any) -> None:
+    """Receiver of `pre_delete`: raises `ProtectedError` for claiming and admitted items.
+
+    It asks the row, which the delete's own transaction then holds: the instance may have been read before its
+    item was admitted.
+    """
+    for item in lock_by_id(Item, [instance.pk]):
+        if item.state != State.QUEUED:
+            state = State(item.state).name.lower()
+            raise ProtectedError(
+                f"item {shown(item.uid)} of queue {shown(item.queue)} is {state}:"
+                " its permit would be lost with the row. Use release(), once it is admitted.",
+                {item},
+            )
