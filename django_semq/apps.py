@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_delete
 from django.utils.translation import gettext_lazy as _
 
 
@@ -15,7 +15,10 @@ class SemqConfig(AppConfig):
     def ready(self) -> None:
         from django_semq import checks  # noqa: F401 — importing registers them
         from django_semq.driver import djangoq
+        from django_semq.models import Item
+        from django_semq.queue import protection
         from django_semq.signals import driver_wanted
 
+        pre_delete.connect(protection.protect, sender=Item, dispatch_uid="django_semq.queue.protection")
         driver_wanted.connect(djangoq.wake, dispatch_uid="django_semq.driver.djangoq")
         post_migrate.connect(djangoq.install_schedule, sender=self, dispatch_uid="django_semq.driver.djangoq")

@@ -12,7 +12,13 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
+from django_semq import clock
 from django_semq.exceptions import Misconfigured
+
+COMPLAINT_EVERY = 60.0
+"""Seconds: a function that misbehaves at every call must not fill the log."""
+
+_quiet_until: dict[str, float] = {}
 
 
 def resolve(path: str, setting: str) -> Callable[..., Any]:
@@ -29,3 +35,12 @@ def resolve(path: str, setting: str) -> Callable[..., Any]:
             " Name a plain function; it may call asyncio.run() itself."
         )
     return handler  # type: ignore[no-any-return]
+
+
+def may_complain(path: str) -> bool:
+    """Whether to log that this function misbehaves: once a minute and process."""
+    now = clock.monotonic()
+    if now < _quiet_until.get(path, 0.0):
+        return False
+    _quiet_until[path] = now + COMPLAINT_EVERY
+    return True

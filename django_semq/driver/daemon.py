@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from django.db import DatabaseError, close_old_connections, connections
@@ -36,7 +37,7 @@ class Daemon:
 
     def __init__(self) -> None:
         self.work = Work.of_process()
-        self.listener = Listener()
+        self.listener = Listener(on_listening=self.work.wakeup.set)
         self.stops = 0
 
     def run(self) -> int:
@@ -45,6 +46,7 @@ class Daemon:
         signal.signal(signal.SIGINT, self._on_signal)
         driver_wanted.connect(self._on_driver_wanted, dispatch_uid="django_semq.driver.daemon")
         connection_created.connect(_bound_frozen_transactions, dispatch_uid="django_semq.driver.daemon")
+        connections.close_all()  # A connection that is open already would go without that bound.
         worked_at = clock.monotonic()
         while not self.stops:
             close_old_connections()
@@ -64,10 +66,8 @@ class Daemon:
         now = clock.now()
         if due := self.work.next_due(now):
             seconds = min(seconds, (due - now).total_seconds())
-        if overdue := self.work.crew and self.work.crew.next_overdue():
-            seconds = min(seconds, overdue + 0.001)
         if self.stops == 0:
-            self.work.wakeup.wait(seconds, [] if listening is None else [listening])
+            self.work.wait(seconds, [] if listening is None else [listening])
         self.listener.drain()
 
     def _finish(self) -> int:
@@ -89,13 +89,17 @@ class Daemon:
 
 
 class Listener:
-    """A connection of its own that LISTENs, where the database can; made again after it breaks."""
+    """A connection of its own that LISTENs, where the database can; made again after it breaks.
 
-    def __init__(self) -> None:
+    `on_listening` is called whenever it begins to listen: what was announced before is for one more pass to find.
+    """
+
+    def __init__(self, on_listening: Callable[[], None]) -> None:
         alias = alias_of(Item)
         self._can = connections[alias].vendor == "postgresql" and _is_psycopg3()
         self._connection: BaseDatabaseWrapper | None = None
         self._alias = alias
+        self._on_listening = on_listening
         self._again_at = 0.0
 
     def descriptor(self) -> int | None:
@@ -135,6 +139,7 @@ class Listener:
             self._again_at = clock.monotonic() + 1.0
             return
         self._connection = connection
+        self._on_listening()
 
 
 def _is_psycopg3() -> bool:

@@ -97,7 +97,6 @@ def install_schedule(*, using: str, **_kwargs: Any) -> None:
         return
 
     def install() -> None:
-        Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
         lock_by_id(Driver, [1])
         ours = list(Schedule.objects.using(using).filter(func=TICK).order_by("pk"))
         wanted = ours[:1] if conf.settings().driver.schedule else []
@@ -113,6 +112,8 @@ def install_schedule(*, using: str, **_kwargs: Any) -> None:
             schedule.kwargs = f"q_options={UNSAVED}"
             schedule.save(using=using)
 
+    # Before, and not in the same transaction: InnoDB's insert-ignore takes a shared lock on the row that it finds.
+    Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
     in_transaction(install, using=alias_of(Driver))
 
 
@@ -140,7 +141,7 @@ def async_task(
             f"queue {queue!r} has the ADMIT {conf.queue(queue).admit!r}, so nobody would run its tasks;"
             " declare a second queue without ADMIT in SEMQ['QUEUES'] and name it with queue="
         )
-    if not isinstance(func, str) or "." not in func:
+    if not _is_path(func):
         text = f"func is {shown(func)}; give a dotted path, as in 'shop.jobs.export'"
         raise InvalidItem(text, field="func")
     body = {"func": func, "args": list(args), "kwargs": kwargs, "q_options": q_options or {}}
@@ -148,9 +149,10 @@ def async_task(
 
 
 def admit(items: Sequence[AdmittedItem]) -> None:
-    """The `ADMIT` of queues that have none: send each item's task."""
-    for item in items:
-        _send(RUN, item.row, item.attempt, q_options={**item.body["q_options"], "ack_failure": True})
+    """The `ADMIT` of queues that have none: send each item's task. Raises before any is sent if one is no task."""
+    tasks = [(item, _options(item)) for item in items]
+    for item, options in tasks:
+        _send(RUN, item.row, item.attempt, q_options={**options, "ack_failure": True})
 
 
 def run(row: int, attempt: int) -> None:
@@ -164,6 +166,20 @@ def run(row: int, attempt: int) -> None:
             import_string(body["func"])(*body["args"], **body["kwargs"])
     finally:
         queues[item.queue].release_rows({row: attempt})
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and "." in value
+
+
+def _options(item: AdmittedItem) -> dict[str, Any]:
+    try:
+        return dict(item.body["q_options"])
+    except (TypeError, KeyError, ValueError):
+        raise SemqError(
+            f"item {shown(item.id)} is no task of async_task(): its queue has no ADMIT, so enqueue() is not for it;"
+            " release it, or name an ADMIT in SEMQ['QUEUES']"
+        ) from None
 
 
 def _start(row: int, attempt: int) -> Item | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -21,13 +21,16 @@ from django_semq.driver.crew import Call, Crew
 from django_semq.driver.wakeup import Wakeup
 from django_semq.holder import limits, semaphores
 from django_semq.holder.sweep import sweep
-from django_semq.locking import alias_of, is_passing, lock_by_id, run
+from django_semq.locking import is_passing
 from django_semq.models import Driver, Key
 from django_semq.queue import admission
 from django_semq.queue.admission import Check, HandOver
-from django_semq.queue.pump import BATCH_KEYS, driven_by, nudged_after, pump, set_aside_among
+from django_semq.queue.pump import BATCH_KEYS, driven_by, nudged_after, pump
 
 logger = logging.getLogger(__name__)
+
+INLINE_CALLS = 4
+"""Hand-overs claimed at once where they are called one after the other."""
 
 
 def tick(threads: int | None = None) -> datetime | None:
@@ -84,10 +87,11 @@ class Work:
     def is_calling(self) -> bool:
         return self.crew is not None and bool(self.crew.running)
 
-    def wait(self, seconds: float) -> None:
-        """Until a call ends or is past its time, somebody wakes us, or this time is over."""
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Until a call ends or is past its time, somebody wakes us, one of the descriptors is readable, or this time
+        is over."""
         overdue = self.crew.next_overdue() if self.crew else None
-        self.wakeup.wait(seconds if overdue is None else min(seconds, overdue + 0.001))
+        self.wakeup.wait(seconds if overdue is None else min(seconds, overdue + 0.001), also)
 
     def next_due(self, now: datetime) -> datetime | None:
         """When a pass is next needed. What is due and did not move is another transaction's: look again soon."""
@@ -110,8 +114,8 @@ class Work:
                 if takes_new:
                     moved |= self.part("hand-over", partial(self.hand_over, alias, now))
                     moved |= self.part("checks", partial(self.check, alias, now))
-            if takes_new:
-                moved |= self.part("sweep", lambda: sweep(now))
+            if takes_new and not moved:
+                moved = self.part("sweep", lambda: sweep(now))
         return moved
 
     def part(self, name: str, work: Callable[[], bool]) -> bool:
@@ -141,21 +145,14 @@ class Work:
         self.due += [at for _name, at in dues if at > now][:1]
         due = {name for name, at in dues if at <= now}
         moved = False
-        last = ""
-        while True:
-            nudged = nudged_after(alias, last)
-            if not nudged and not due:
-                return moved
-            names = set(nudged) | due
-            due = set()
-            names -= set_aside_among(alias, sorted(names), now)
-            if names:
-                done = pump(alias, names, now=now, rounds=1)
-                moved |= done.moved
+        last: str | None = ""
+        while last is not None:
+            nudged, last = nudged_after(alias, last, now)
+            if names := due | set(nudged):
+                moved |= pump(alias, names, now=now, rounds=1).moved
                 self.due.append(clock.LONG_AGO)
-            if not nudged:
-                return moved
-            last = nudged[-1]
+            due = set()
+        return moved
 
     def hand_over(self, alias: str, now: datetime) -> bool:
         first = admission.next_hand_over(alias)
@@ -168,13 +165,14 @@ class Work:
             logger.error("queue %s: too many hung calls of admit(); this process hands over nothing", alias)
             return False
         moved = False
-        for retries in (False, True):
-            while self.crew is None or self.crew.free > 0:
-                batch = admission.claim(alias, now=now, without=self.busy_keys(alias), retries=retries)
-                if batch is None:
-                    break
+        largest = conf.queue(alias).max_admit_batch
+        while calls := INLINE_CALLS if self.crew is None else self.crew.free:
+            batches = admission.claim(alias, now=now, without=self.busy_keys(alias), calls=calls)
+            for batch in batches:
                 moved = True
                 self.call(partial(admission.hand_over, batch), batch, now)
+            if not any(len(batch.items) == largest for batch in batches):
+                break  # What is left was tried before, and has its turn at the next pass.
         return moved
 
     def check(self, alias: str, now: datetime) -> bool:
@@ -263,8 +261,7 @@ class Work:
         stored = Driver.objects.filter(pk=1).values_list("rules_digest", flat=True).first()
         if stored != digest:
             _store_rules(digest)
-            if stored:
-                semaphores.nudge_all_waiting(now)
+            semaphores.nudge_all_waiting(now)
         self.knows_rules = True
         return False
 
@@ -283,12 +280,10 @@ def _failed(batch: HandOver, error: BaseException, now: datetime) -> bool:
 
 
 def _store_rules(digest: str) -> None:
-    def store() -> None:
-        Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
-        lock_by_id(Driver, [1])
-        Driver.objects.filter(pk=1).update(rules_digest=digest)
-
-    run(store, using=alias_of(Driver))
+    # In transactions of their own: InnoDB's insert-ignore keeps a shared lock on the row that it finds, and two
+    # sessions that go on to write this row deadlock, or one of them with a wake-up's mark.
+    Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
+    Driver.objects.filter(pk=1).update(rules_digest=digest)
 
 
 _processes: dict[int, Work] = {}

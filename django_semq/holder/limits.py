@@ -11,13 +11,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from django_semq import clock, conf, handlers
+from django_semq import conf, handlers
 from django_semq.exceptions import InvalidLimit, shown
-from django_semq.locking import alias_of, chunks, run, write_back
+from django_semq.locking import alias_of, chunks, refuse_if_open, run, write_back
 from django_semq.models import Semaphore
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 Source = Literal["override", "function", "rule", "default"]
 ANY_GROUP = "*"
 UNKNOWN = {"unknown": True}
-_logged_until: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class KeyLimits:
     limit: int | None
     source: Source
     is_unknown: bool
-    """The function raised LookupError for the key: nothing is given."""
+    """The function raised LookupError for the key, and no operator gave it a limit: nothing is given."""
     bases: tuple[Mapping[str, int | None], ...]
     """Ceilings of groups by the function and by the rule, in this order."""
 
@@ -66,7 +65,7 @@ def limits_of(name: str, semaphore: Semaphore | None) -> KeyLimits:
         limit, source = rule["limit"], "rule"
     else:
         limit, source = holder.default_limit, "default"
-    return KeyLimits(limit, source, bool(answer.get("unknown")), bases)
+    return KeyLimits(limit, source, bool(answer.get("unknown")) and source != "override", bases)
 
 
 def is_stale(semaphore: Semaphore, now: datetime) -> bool:
@@ -94,12 +93,13 @@ def ask(names: Sequence[str], *, now: datetime) -> None:
     ]
     for row in rows:
         row.answered_at = now
+        refuse_if_open("LIMITS")
         try:
             row.answer = json.dumps(_checked_answer(function(row.name), row.name))
         except LookupError:
             row.answer = json.dumps(UNKNOWN)
         except Exception:
-            if _may_log(path):
+            if handlers.may_complain(path):
                 logger.exception("LIMITS failed for key %s; its last answer or the rules hold", shown(row.name))
 
     if rows:
@@ -132,11 +132,3 @@ def _checked_answer(answer: object, key: str) -> dict[str, Any] | None:
         for group, ceiling in groups.items()
     }
     return checked
-
-
-def _may_log(what: str, every: timedelta = timedelta(minutes=1)) -> bool:
-    now = clock.monotonic()
-    if now < _logged_until.get(what, 0):
-        return False
-    _logged_until[what] = now + every.total_seconds()
-    return True

@@ -16,7 +16,7 @@ from django_semq.exceptions import InvalidItem, shown
 from django_semq.holder import ledger
 from django_semq.holder.limits import KeyLimits, limits_of
 from django_semq.holder.service import nudge_waiting
-from django_semq.locking import alias_of, lock_semaphores, run
+from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import name_problem
 
@@ -153,6 +153,8 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
             change(ceiling)
             ceiling.save()
         _take_back_unclaimed(semaphore)
+        empty = semaphore.ceilings.filter(footprint=0, has_override=False, paused=False)
+        delete_by_id(Ceiling, empty.values_list("pk", flat=True))
         held = semaphore.footprint or semaphore.has_override or semaphore.paused
         semaphore.idle_since = None if held else now
         semaphore.save()

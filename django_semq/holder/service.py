@@ -8,7 +8,7 @@ issued only if the footprint stays within limit and ceiling, and every other ste
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -69,7 +69,7 @@ def prepare(names: Sequence[str], *, client_id: str, queue: str, now: datetime) 
             for part in chunks(names)
             for name in Semaphore.objects.filter(name__in=part).values_list("name", flat=True)
         }
-        missing = [Semaphore(name=name) for name in names if name not in known]
+        missing = [Semaphore(name=name, idle_since=now) for name in names if name not in known]
         Semaphore.objects.bulk_create(missing, batch_size=500, ignore_conflicts=True)
         if not Client.objects.filter(client_id=client_id).exists():
             Client.objects.bulk_create([Client(client_id=client_id, queue=queue)], ignore_conflicts=True)
@@ -125,6 +125,8 @@ class Books:
         self.issued: dict[str, IssuedGrant] = {}
         self.footprints: dict[GroupAt | int, int] = {}
         """As read: most keys end a round with the footprint they began with, and are not written."""
+        self.held_more: Counter[tuple[int, int, str]] = Counter()
+        """(semaphore, client, group) -> permits held more than the rows say: they are written at the end."""
         self.changed_grants: set[str] = set()
         self.changed_demands: set[tuple[int, int, str]] = set()
         self.room_made: dict[int, int] = {}
@@ -181,9 +183,10 @@ class Books:
 
     @cached_property
     def holdings(self) -> dict[tuple[int, int, str], int]:
-        """(semaphore, client, group) -> permits held, for keys that several clients wait for."""
-        shared = [pk for pk, rows in self.demands.items() if len({client for client, _group in rows}) > 1]
-        held: dict[tuple[int, int, str], int] = defaultdict(int)
+        """(semaphore, client, group) -> permits held when the conversation began, for keys of several clients."""
+        ours = {client.pk for client in self.clients.values()}
+        shared = [pk for pk, rows in self.demands.items() if len(ours | {client for client, _group in rows}) > 1]
+        held: dict[tuple[int, int, str], int] = {}
         for part in chunks(sorted(shared)):
             counted = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
             for *at, permits in (
@@ -193,6 +196,10 @@ class Books:
             ):
                 held[at[0], at[1], at[2]] = permits
         return held
+
+    def holding(self, row: Demand) -> int:
+        at = (row.semaphore_id, row.client_id, row.group)
+        return self.holdings.get(at, 0) + self.held_more[at]
 
     def ceiling(self, semaphore: Semaphore, group: str) -> Ceiling:
         at = (semaphore.pk, group)
@@ -286,9 +293,7 @@ class Books:
                     client=row.client_id,
                     group=row.group,
                     need=row.count,
-                    holding=self.holdings[semaphore.pk, row.client_id, row.group]
-                    if is_shared
-                    else self.ceiling(semaphore, row.group).footprint,
+                    holding=self.holding(row) if is_shared else self.ceiling(semaphore, row.group).footprint,
                     since=row.since,
                 )
                 for row in demands
@@ -354,6 +359,7 @@ class Books:
             return
         for row in (semaphore, self.ceiling(semaphore, grant.group)):
             row.footprint += change
+        self.held_more[semaphore.pk, grant.client_id, grant.group] += change
         if change < 0:
             self.room_made[semaphore.pk] = grant.client_id
 
@@ -386,15 +392,25 @@ class Books:
                 semaphore.clamp_at = row.claim_until
 
     def write_footprints(self) -> None:
-        semaphores = [row for pk, row in sorted(self.by_id.items()) if row.footprint != self.footprints[pk]]
-        for row in semaphores:
-            row.idle_since = None if row.footprint or row.has_override or row.paused else self.now
+        asked = {pk for pk, _client, _group in self.changed_demands}
+        semaphores = []
+        for pk, row in sorted(self.by_id.items()):
+            has_changed = row.footprint != self.footprints[pk]
+            if has_changed or pk in asked:
+                was_idle = row.idle_since is not None
+                row.idle_since = None if self.is_needed(row) else self.now
+                if has_changed or was_idle != (row.idle_since is not None):
+                    semaphores.append(row)
         write_back(Semaphore, semaphores, ["footprint", "clamp_at", "idle_since"])
         if "ceilings" not in self.__dict__:
             return
         ceilings = [row for at, row in sorted(self.ceilings.items()) if row.footprint != self.footprints.get(at, 0)]
         delete_by_id(Ceiling, [row.pk for row in ceilings if row.pk and not _is_kept(row)])
         write_back(Ceiling, [row for row in ceilings if _is_kept(row)], ["footprint"], ["semaphore", "name"])
+
+    def is_needed(self, semaphore: Semaphore) -> bool:
+        is_waited_for = any(row.count > 0 for row in self.demands[semaphore.pk].values())
+        return bool(semaphore.footprint or is_waited_for or semaphore.has_override or semaphore.paused)
 
     def tell_waiting(self) -> None:
         """Room made on a key is every waiting local queue's business, in this same transaction."""

@@ -1,4 +1,5 @@
-"""What the holder does of itself: removing keys that hold nothing and that nobody waits for."""
+"""What the holder does of itself: removing keys that hold nothing, that nobody waits for and of which no operator
+said anything."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from django.db.models import Exists, OuterRef
 
 from django_semq import conf
 from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run
-from django_semq.models import Demand, Semaphore
+from django_semq.models import Ceiling, Demand, Semaphore
 
 AT_ONCE = 100
 
@@ -16,7 +17,7 @@ AT_ONCE = 100
 def sweep(now: datetime) -> bool:
     """Remove at most 100 semaphores that were idle for a day; True if any was. Writes nothing if none is."""
     idle = Semaphore.objects.filter(idle_since__lte=now - conf.IDLE_BEFORE_REMOVAL).exclude(
-        Exists(Demand.objects.filter(semaphore=OuterRef("pk")))
+        Exists(Demand.objects.filter(semaphore=OuterRef("pk"))) | Exists(Ceiling.objects.filter(semaphore=OuterRef("pk")))
     )
     names = list(idle.order_by("idle_since").values_list("name", flat=True)[:AT_ONCE])
     if not names:
@@ -24,9 +25,10 @@ def sweep(now: datetime) -> bool:
 
     def remove() -> None:
         rows = lock_semaphores(names)
-        still = [row for row in rows if row.idle_since is not None and not row.footprint]
-        waited_for = set(Demand.objects.filter(semaphore__in=still).values_list("semaphore_id", flat=True))
-        delete_by_id(Semaphore, [row.pk for row in still if row.pk not in waited_for])
+        still = {row.pk for row in rows if row.idle_since is not None and not row.footprint}
+        for model in (Demand, Ceiling):
+            still -= set(model.objects.filter(semaphore__in=still).values_list("semaphore_id", flat=True))
+        delete_by_id(Semaphore, still)
 
     run(remove, using=alias_of(Semaphore))
     return True

@@ -87,37 +87,46 @@ def next_hand_over(queue: str) -> datetime | None:
     return _first_due(queue, handed_over=False)
 
 
-def claim(queue: str, *, now: datetime, without: Collection[str], retries: bool) -> HandOver | None:
-    """Claim due items for one attempt: as many fresh ones as a batch takes, or a single one that was tried before.
+def claim(queue: str, *, now: datetime, without: Collection[str], calls: int) -> list[HandOver]:
+    """Claim due items for at most this many calls: one batch of fresh ones, and single ones that were tried before,
+    each of another key, none of it in the batch.
 
     Rows that somebody else holds are passed over. Items with an undecodable body are recorded as failed and left
     out. Until the attempt's deadline no other driver claims the same rows.
     """
     settings = conf.queue(queue)
     due = Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=False, due_at__lte=now)
-    due = due.filter(attempt__gt=0) if retries else due.filter(attempt=0)
-    if without:
-        due = due.exclude(key__in=without)
-    due = due.order_by("due_at", "id")
+    due = due.exclude(key__in=without).order_by("due_at", "id")
 
-    def work() -> list[Item]:
-        rows = lock_due(due, 1 if retries else settings.max_admit_batch)
-        if rows:
-            Item.objects.filter(pk__in=[row.pk for row in rows]).update(
+    def work() -> tuple[list[Item], list[Item]]:
+        tried = {row.key: row for row in reversed(lock_due(due.filter(attempt__gt=0), calls))}
+        fresh = lock_due(due.filter(attempt=0), settings.max_admit_batch)
+        if fresh and len(tried) == calls:
+            # Neither may keep the other waiting for ever.
+            tried.pop(next(iter(tried)))
+            if calls == 1 and random.random() < 0.5:
+                fresh, tried = [], {row.key: row for row in lock_due(due.filter(attempt__gt=0), 1)}
+        fresh = [row for row in fresh if row.key not in tried]
+        claimed = [*fresh, *tried.values()]
+        if claimed:
+            Item.objects.filter(pk__in=[row.pk for row in claimed]).update(
                 attempt=Case(When(attempt__lt=MAX_ATTEMPT, then=F("attempt") + 1), default=Value(MAX_ATTEMPT)),
                 due_at=now + settings.attempt_timeout,
                 started=False,
             )
-        return rows
+        return fresh, list(tried.values())
 
-    rows = run(work, using=alias_of(Item))
+    fresh, tried = run(work, using=alias_of(Item))
+    batches = [_hand_over(queue, fresh, is_alone=False, now=now)]
+    batches += [_hand_over(queue, [row], is_alone=True, now=now) for row in tried]
+    return [batch for batch in batches if batch.items]
+
+
+def _hand_over(queue: str, rows: Sequence[Item], *, is_alone: bool, now: datetime) -> HandOver:
     items, broken = _decode(rows)
     for row, error in broken:
-        attempts = {row.pk: _next(row.attempt)}
-        failed(HandOver(queue, [], attempts, is_alone=True), error, now=now)
-    if not items:
-        return None
-    return HandOver(queue, items, {item.row: item.attempt for item in items}, is_alone=retries)
+        failed(HandOver(queue, [], {row.pk: _next(row.attempt)}, is_alone=True), error, now=now)
+    return HandOver(queue, items, {item.row: item.attempt for item in items}, is_alone)
 
 
 def hand_over(batch: HandOver) -> bool:
@@ -299,7 +308,8 @@ def _ask_application(settings: conf.Queue, ids: list[str]) -> list[str]:
     if answer is None:
         return []
     if isinstance(answer, str) or not isinstance(answer, Iterable):
-        logger.error("queue %s: finished() said %s; give a list of ids", settings.alias, shown(answer))
+        if handlers.may_complain(settings.finished or ""):
+            logger.error("queue %s: finished() said %s; give a list of ids", settings.alias, shown(answer))
         return []
     asked = set(ids)
     done = []
@@ -310,6 +320,6 @@ def _ask_application(settings: conf.Queue, ids: list[str]) -> list[str]:
             done.append(uid)
         else:
             strange += 1
-    if strange:
+    if strange and handlers.may_complain(settings.finished or ""):
         logger.error("queue %s: finished() named %d ids that were not asked", settings.alias, strange)
     return done

@@ -374,7 +374,9 @@ def encode_body(body: Any, max_bytes: int, index: int | None = None) -> str:
     except UnicodeEncodeError:
         raise refuse("it has half of a surrogate pair; give well-formed Unicode") from None
     except ValueError:
-        raise refuse("it has a number that JSON has not (NaN or infinity); give null or a text") from None
+        raise refuse(
+            "it has a number that JSON cannot hold (NaN, infinity, thousands of digits); give null or a text"
+        ) from None
     if size > max_bytes:
         raise refuse(f"it has {size} bytes of JSON, MAX_BODY_BYTES is {max_bytes}; store it elsewhere and name it")
     return text

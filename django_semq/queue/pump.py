@@ -42,6 +42,7 @@ from django_semq.locking import (
 )
 from django_semq.models import Grant, Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.messages import (
+    BlockedReason,
     Envelope,
     GrantReport,
     GroupDemand,
@@ -164,27 +165,27 @@ def nudged_among(queue: str, names: Sequence[str]) -> list[str]:
     )
 
 
-def nudged_after(queue: str, name: str, count: int = BATCH_KEYS) -> list[str]:
-    """The next keys after this name that have nudges, in order.
+def nudged_after(queue: str, name: str, now: datetime) -> tuple[list[str], str | None]:
+    """Keys after this name that have nudges, but for those set aside; and the name to go on after, None at the end.
 
     One index probe for each key (a loose index scan), however many nudges a key has: DISTINCT would read them all.
     """
     connection = connections[alias_of(Nudge)]
-    key, table = connection.ops.quote_name("key"), Nudge._meta.db_table
-    first = f"SELECT MIN({key}) FROM {table} WHERE queue = %s AND {key} > "
+    key, nudges, keys = connection.ops.quote_name("key"), Nudge._meta.db_table, Key._meta.db_table
+    first = f"SELECT MIN({key}) FROM {nudges} WHERE queue = %s AND {key} > "
     sql = (
         f"WITH RECURSIVE found(name, position) AS ("
         f"SELECT ({first} %s), 1 UNION ALL SELECT ({first} found.name), position + 1 FROM found"
-        f" WHERE found.name IS NOT NULL AND position < %s) SELECT name FROM found WHERE name IS NOT NULL"
+        f" WHERE found.name IS NOT NULL AND position < %s)"
+        f" SELECT name, EXISTS (SELECT 1 FROM {keys} k WHERE k.queue = %s AND k.name = found.name"
+        f" AND k.set_aside_until > %s) FROM found WHERE name IS NOT NULL"
     )
+    moment = connection.ops.adapt_datetimefield_value(now)
     with connection.cursor() as cursor:
-        cursor.execute(sql, [queue, name, queue, count])
-        return [row[0] for row in cursor.fetchall()]
-
-
-def set_aside_among(queue: str, names: Sequence[str], now: datetime) -> set[str]:
-    """Those of these keys that are left out because they failed alone."""
-    return set(Key.objects.filter(queue=queue, name__in=names, set_aside_until__gt=now).values_list("name", flat=True))
+        cursor.execute(sql, [queue, name, queue, BATCH_KEYS, queue, moment])
+        rows = cursor.fetchall()
+    names = [found for found, is_set_aside in rows if not is_set_aside]
+    return names, rows[-1][0] if len(rows) == BATCH_KEYS else None
 
 
 def want_driver(queue: str) -> None:
@@ -491,6 +492,8 @@ class _Turn:
             if at[0] != name:
                 continue
             reason = reasons.get(group.name, "")
+            if reason == BlockedReason.FAIR_SHARE:
+                self.short.add(name)  # Whom the permit is kept for may want it no more, and tells nobody.
             if reason != group.blocked_reason:
                 group.blocked_reason = reason
                 group.blocked_at = self.now if reason else None

@@ -1,0 +1,1 @@
+"""How fast it is, on a real database: `make bench`."""
