@@ -22,7 +22,7 @@ from typing import Any
 from django.db.models import Case, Count, F, Min, Q, QuerySet, Sum, Value, When
 from django.db.models.fields import BigIntegerField, IntegerField
 
-from django_semq import conf
+from django_semq import clock, conf
 from django_semq.exceptions import shown
 from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run, snapshot
 from django_semq.models import (
@@ -114,15 +114,17 @@ def repair(findings: Iterable[Finding], *, now: datetime) -> None:
     """Write the right values of these findings' keys, each under its lock, and log them. Permits of items that no
     longer exist go back. Safe to repeat; what changed meanwhile is recounted under the lock."""
     findings = list(findings)
-    keys = sorted({(finding.queue, finding.key) for finding in findings if finding.queue})
+    names = {finding.key for finding in findings}
+    keys = {(finding.queue, finding.key) for finding in findings if finding.queue}
+    keys |= set(Key.objects.filter(name__in=names).values_list("queue", "name"))
     run(
         lambda: Key.objects.bulk_create([Key(queue=queue, name=name) for queue, name in keys], ignore_conflicts=True),
         using=alias_of(Key),
     )
-    for queue, key in keys:
-        with_keys(queue, [key], lambda rows: _repair_key(rows, now))
-    for key in sorted({finding.key for finding in findings}):
-        run(partial(_repair_footprints, key), using=alias_of(Semaphore))
+    for queue, name in sorted(keys):
+        with_keys(queue, [name], partial(_repair_keys, now=now))
+    for name in sorted(names - {name for _queue, name in keys}):
+        run(partial(_repair_footprints, name), using=alias_of(Semaphore))
     for finding in findings:
         logger.warning("repaired: %s", finding)
 
@@ -276,15 +278,15 @@ def _pairs(name: str | None) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------------------- mending
 
 
-def _repair_key(rows: list[Key], now: datetime) -> None:
+def _repair_keys(rows: list[Key], *, now: datetime) -> None:
     """Grants first, so that what they give back is counted into the groups; the pump then folds it as usual."""
     for key in rows:
-        counts = Counts.read(key.queue, key.name)
-        _repair_grants(key, counts, now)
-        _repair_pairs(key, now)
-        counts = Counts.read(key.queue, key.name)
-        _repair_groups(key, counts)
-        Nudge.objects.create(queue=key.queue, key=key.name, created_at=now)
+        _repair_grants(key, Counts.read(key.queue, key.name), now)
+        if alias_of(Semaphore) == alias_of(Item):
+            _repair_pairs(key, now)
+            _repair_footprints(key.name)
+        _repair_groups(key, Counts.read(key.queue, key.name))
+        Key.objects.filter(pk=key.pk).update(set_aside_until=None, set_aside_count=0, error="", due_at=clock.LONG_AGO)
 
 
 def _repair_grants(key: Key, counts: Counts, now: datetime) -> None:

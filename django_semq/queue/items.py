@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connections
@@ -308,11 +308,10 @@ class Queue:
         if not items:
             return
         using = alias_of(Item)
-        connection = connections[using]
-        _to_pump.setdefault(connection, set()).update((self.alias, at[0]) for at in changed)
+        pump = _Pump(connections[using], {(self.alias, at[0]) for at in changed})
 
         def hook() -> None:
-            _pump_collected(connection)
+            pump.run()
             if signal.has_listeners(Item):
                 for uid, key, group in items:
                     signal.send_robust(sender=Item, queue=self.alias, id=uid, key=key, group=group, timestamp=now)
@@ -325,7 +324,7 @@ class Queue:
         for name in given:
             if name not in FIELDS:
                 text = f"an item has no field {shown(name)}; it has {', '.join(FIELDS)}"
-                raise InvalidItem(text, field=str(name), index=index)
+                raise InvalidItem(text, field=shown(name), index=index)
         for name in ("key", "body"):
             if name not in given:
                 raise InvalidItem(f"{name} is missing; give one", field=name, index=index)
@@ -404,7 +403,7 @@ def _distinct(ids: Iterable[str]) -> list[str]:
     """Ids that can be stored at all, each once: no other can belong to an item."""
     if isinstance(ids, str):
         raise InvalidItem(f"ids is {shown(ids)}, a single text; give a list of ids", field="ids")
-    return [uid for uid in dict.fromkeys(ids) if name_problem(uid) is None]
+    return list(dict.fromkeys(uid for uid in ids if name_problem(uid) is None))
 
 
 def _returned(item: Item) -> tuple[bool, int | None, int | None]:
@@ -415,14 +414,22 @@ def _withdrawn(item: Item) -> tuple[bool, None, None]:
     return (False, None, None)
 
 
-_to_pump: WeakKeyDictionary[BaseDatabaseWrapper, set[tuple[str, str]]] = WeakKeyDictionary()
-"""Keys that calls on a connection have nudged. Each call registers a hook of its own and the first that runs takes
-all: one hook for the whole transaction would vanish with a rolled-back savepoint, and the others' wake-up with it."""
+class _Pump:
+    """What one call asks to be pumped after the commit. The first hook that runs pumps for all that are still there:
+    one hook for the whole transaction would vanish with a rolled-back savepoint, and the others' wake-up with it."""
 
+    _waiting: WeakKeyDictionary[BaseDatabaseWrapper, WeakSet[_Pump]] = WeakKeyDictionary()
+    """Only Django's list of hooks holds a pump for good, so what is rolled back goes from here too."""
 
-def _pump_collected(connection: BaseDatabaseWrapper) -> None:
-    by_queue: dict[str, list[str]] = {}
-    for queue, key in sorted(_to_pump.pop(connection, ())):
-        by_queue.setdefault(queue, []).append(key)
-    for queue, keys in by_queue.items():
-        pump_for_caller(queue, keys)
+    def __init__(self, connection: BaseDatabaseWrapper, keys: set[tuple[str, str]]) -> None:
+        self.connection = connection
+        self.keys = keys
+        self._waiting.setdefault(connection, WeakSet()).add(self)
+
+    def run(self) -> None:
+        by_queue: dict[str, list[str]] = {}
+        waiting = self._waiting.pop(self.connection, ())
+        for queue, key in sorted({at for pump in waiting for at in pump.keys}):
+            by_queue.setdefault(queue, []).append(key)
+        for queue, keys in by_queue.items():
+            pump_for_caller(queue, keys)
