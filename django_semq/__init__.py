@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from django_semq.exceptions import InvalidLimit as InvalidLimit
     from django_semq.exceptions import Misconfigured as Misconfigured
     from django_semq.exceptions import SemqError as SemqError
+    from django_semq.exceptions import TasksOnly as TasksOnly
     from django_semq.exceptions import TransactionOpen as TransactionOpen
     from django_semq.exceptions import TransportError as TransportError
     from django_semq.exceptions import UnknownQueue as UnknownQueue
@@ -47,6 +48,7 @@ _ERRORS = (
     "InvalidLimit",
     "Misconfigured",
     "SemqError",
+    "TasksOnly",
     "TransactionOpen",
     "TransportError",
     "UnknownQueue",

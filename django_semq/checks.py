@@ -75,7 +75,7 @@ def check_databases(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> l
         found.append(
             Error(
                 f"Item is written to database {alias_of(Item)!r} and Semaphore to {alias_of(Semaphore)!r}.",
-                hint="LocalTransport needs both in one: correct DATABASE_ROUTERS, or use HttpTransport.",
+                hint="LocalTransport needs both in one: correct DATABASE_ROUTERS.",
                 id="semq.E010",
             )
         )
@@ -138,13 +138,13 @@ def _cluster(cluster: dict[str, Any]) -> Iterator[CheckMessage]:
     if timeout is None:
         yield Warning(
             "Q_CLUSTER['timeout'] is not set: a task that hangs keeps its worker for ever.",
-            hint=f"Set it, to more than {needed} (TICK_SECONDS + ATTEMPT_TIMEOUT).",
+            hint=f"Set it, to {needed} or more (TICK_SECONDS + ATTEMPT_TIMEOUT).",
             id="semq.W021",
         )
     elif timeout < needed:
         yield Warning(
             f"Q_CLUSTER['timeout'] is {timeout}: a tick that waits for a slow admit() is killed.",
-            hint=f"Set it to more than {needed} (TICK_SECONDS + ATTEMPT_TIMEOUT).",
+            hint=f"Set it to {needed} or more (TICK_SECONDS + ATTEMPT_TIMEOUT).",
             id="semq.W022",
         )
     workers = cluster.get("workers") or 4

@@ -9,7 +9,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 def shown(value: object) -> str:
     """The first 50 characters of a value, for an error text."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # Too deep or too many digits for Python to print, or a broken __repr__.
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 50 else text[:50] + "…"
 
 
@@ -27,6 +30,10 @@ class InvalidItem(SemqError, ValueError):
         """Position in the call's list, None for a call with one item."""
 
 
+class TasksOnly(SemqError):
+    """A queue without ADMIT takes its items from async_task() alone. Nothing was stored."""
+
+
 class InvalidLimit(SemqError, ValueError):
     """A limit or ceiling that is neither a whole number from 0 to 2147483647 nor None (unlimited)."""
 
@@ -40,7 +47,7 @@ class Misconfigured(SemqError, ImproperlyConfigured):
 
 
 class TransactionOpen(SemqError):
-    """Application code or a message to a holder was about to start while a transaction of ours is open."""
+    """A transaction is open where none may be: ours around application code, or the caller's around our own."""
 
 
 class TransportError(SemqError):

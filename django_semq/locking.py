@@ -67,7 +67,7 @@ def refuse_if_open(what: str) -> None:
 def run(work: Callable[[], T], *, using: str, tries: int = TRIES) -> T:
     """Do the work in a transaction of its own, again after a passing database error, and return its result.
 
-    Raises the last error after `tries` tries, and RuntimeError inside another transaction.
+    Raises the last error after `tries` tries, and `TransactionOpen` inside another transaction.
     """
     connection = connections[using]
     attempt = 0
@@ -261,7 +261,12 @@ def chunks(values: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
 
 @contextmanager
 def _outermost(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    nested = connection.in_atomic_block  # True in a TestCase only: durable refuses it everywhere else
+    nested = connection.in_atomic_block
+    if nested and not connection.atomic_blocks[-1]._from_testcase:  # type: ignore[attr-defined]
+        raise TransactionOpen(
+            "this starts a transaction of its own and was called inside yours: call it after the commit,"
+            " for example with transaction.on_commit()"
+        )
     mode = getattr(connection, "transaction_mode", None)
     if connection.vendor == "sqlite" and not nested:
         # A deferred transaction that read before another one wrote fails at its first write, without waiting.

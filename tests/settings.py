@@ -103,7 +103,7 @@ TEMPLATES = [
     },
 ]
 
-SEMQ: dict = {}
+SEMQ = {"QUEUES": {"default": {"ADMIT": "tests.application.admit"}}}
 
 Q_CLUSTER = {
     "name": "semq-tests",

@@ -1,4 +1,4 @@
-"""What the items of a key do: the pump's counters and what is not folded into them yet, in one statement each.
+"""What the items of a key do: the pump's counters and what it has not folded into them yet, in one statement.
 
 Without the latter the numbers would be wrong just when somebody looks at them: while a key is set aside.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import CharField, F, IntegerField, OuterRef, QuerySet, Subquery, Sum, Value
+from django.db.models import IntegerField, OuterRef, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce
 
 from django_semq.models import Key, KeyGroup, Nudge
 
 
 def with_totals(keys: QuerySet[Key]) -> QuerySet[Key]:
-    """Keys with `queued`, `claiming`, `admitted` over all groups, and `blocked`: the reason that stands longest."""
+    """Keys with `queued`, `claiming`, `admitted` over all groups, and `blocked`: the oldest reason."""
     groups = KeyGroup.objects.filter(key=OuterRef("pk"))
     nudges = Nudge.objects.filter(queue=OuterRef("queue"), key=OuterRef("name"))
 
@@ -26,9 +26,7 @@ def with_totals(keys: QuerySet[Key]) -> QuerySet[Key]:
         queued=total(groups, "key", "queued") + total(nudges, "key", "queued_delta"),
         claiming=total(groups, "key", "claiming"),
         admitted=total(groups, "key", "admitted") - total(nudges, "key", "returned"),
-        blocked=Subquery(
-            groups.exclude(blocked_reason="").order_by("blocked_at", "pk").values("blocked_reason")[:1]
-        ),
+        blocked=Subquery(groups.exclude(blocked_reason="").order_by("blocked_at", "pk").values("blocked_reason")[:1]),
     )
 
 

@@ -22,16 +22,16 @@ class Refused(APIException):
         self.field = None if field is None else _encodable(field)
 
 
-def wrong(error: str, detail: str, field: str) -> Refused:
+def wrong(error: str, detail: str, field: str | None) -> Refused:
     """One value of the request is wrong."""
     return Refused(status.HTTP_400_BAD_REQUEST, error, detail, field)
 
 
 def wrong_item(error: InvalidItem, *, many: bool) -> Refused:
     """What the library found wrong with an item, with the path to it: `key`, or `items[3].key` in a list."""
-    path = [f"items[{error.index}]"] if many else []
+    path = [f"items[{error.index}]" if many else "", error.field]
     detail = str(error).removeprefix(f"item {error.index}: ")  # The path says which.
-    return wrong("invalid_item", detail, ".".join([*path, *([error.field] if error.field else [])]))
+    return wrong("invalid_item", detail, ".".join(filter(None, path)) or None)
 
 
 def refusal(exc: Exception, context: dict[str, Any]) -> Response | None:

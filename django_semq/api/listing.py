@@ -23,8 +23,8 @@ STATES = {state.name.lower(): state for state in State}
 
 
 class ArrivalOrder(CursorPagination):
-    """Pages in the order of the row numbers, which is the order of arrival: what comes later never moves the rows
-    of a page, and nothing is counted."""
+    """Pages in the order of the row numbers, which is the order of arrival: what comes later never moves what
+    was on a page, and nothing is counted."""
 
     ordering = "id"
     page_size = 100
@@ -34,8 +34,8 @@ class ArrivalOrder(CursorPagination):
     def decode_cursor(self, request: Request) -> Cursor | None:
         try:
             cursor = super().decode_cursor(request)
-            if cursor is not None and cursor.position is not None:
-                int(cursor.position)
+            if cursor is not None:
+                int(cursor.position or "")  # Where there is one, it is a row number.
         except (NotFound, ValueError):
             text = "the cursor is none that this API gave; begin without one"
             raise wrong("invalid_filter", text, self.cursor_query_param) from None

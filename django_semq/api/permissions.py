@@ -1,4 +1,4 @@
-"""Who may do what: Django's model permissions, closed by default. Whoever lacks one is told nothing of the rows."""
+"""Who may do what: Django's model permissions, closed by default."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ModelPermissions(DjangoModelPermissions):
 class ActionPermissions(ModelPermissions):
     """Releasing and cancelling demand `change`.
 
-    Neither `add` nor `delete` would do. Who may enqueue must not thereby end what others enqueued; and to release
-    is not to delete a record: it moves an item to the end of its life and gives its permit back, which is a
-    change that operators make, while deleting item rows by hand is open to nobody.
+    Neither `add` nor `delete` would do. Who may enqueue may not thereby end what others enqueued. And to
+    release is no deletion of a record: it takes an item to the end of its life and gives its permit back,
+    a change that operators make, while deleting item rows by hand is open to nobody.
     """
 
     perms_map = {**ModelPermissions.perms_map, "POST": ["%(app_label)s.change_%(model_name)s"]}

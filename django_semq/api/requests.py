@@ -48,37 +48,37 @@ def queue_of(alias: object, field: str = "queue") -> Queue:
         raise wrong("unknown_queue", str(error), field) from None
 
 
-def one_queue(items: Sequence[Any], alias: str, *, many: bool) -> tuple[Queue, list[Any]]:
-    """The queue that all items of a request are for, and the items without naming it.
+def one_queue(given: Sequence[Any], asked: str | None, *, many: bool) -> tuple[Queue, list[Any]]:
+    """The queue of a request, named by its address or by what it holds, and what it holds without that name.
 
-    One that names none is for `alias`. Several queues in one request could not be all or nothing.
+    What names none is for the queue of the address, else the default one. All must agree: one request is all
+    or nothing, which two queues could not be.
     """
-    aliases, rest = [], []
-    for item in items:
-        names_one = isinstance(item, dict) and "queue" in item
-        aliases.append(item["queue"] if names_one else alias)
-        rest.append({name: item[name] for name in item if name != "queue"} if names_one else item)
-    for index, other in enumerate(aliases):
+    otherwise = DEFAULT_QUEUE if asked is None else asked
+    queue = None if asked is None else queue_of(asked)
+    for index, one in enumerate(given):
         field = f"items[{index}].queue" if many else "queue"
-        queue = queue_of(other, field)
-        if other != aliases[0]:
-            text = f"queue is {shown(other)}, the first item's is {shown(aliases[0])}; send one request a queue"
+        its_queue = queue_of(one.get("queue", otherwise) if isinstance(one, dict) else otherwise, field)
+        queue = queue or its_queue
+        if its_queue.alias != queue.alias:
+            text = f"queue is {shown(its_queue.alias)}, this request is for {shown(queue.alias)}; send another"
             raise wrong("invalid_item", text, field)
-    return queue_of(aliases[0] if aliases else alias), rest
+    rest = [_without_queue(one) if isinstance(one, dict) else one for one in given]
+    return queue or queue_of(otherwise), rest
 
 
-def ids_of(body: Any, alias: str) -> tuple[Queue, list[str]]:
+def ids_of(body: Any, asked: str | None) -> tuple[Queue, list[str]]:
     """The queue and the ids of `{"ids": [...], "queue": alias}`."""
+    queue, (body,) = one_queue([body], asked, many=False)
     if not isinstance(body, dict) or not isinstance(body.get("ids"), list):
-        raise wrong("invalid", 'give {"ids": [...]}, a list of texts', "ids")
+        raise wrong("invalid", 'ids is missing or no list; give {"ids": ["…"]}', "ids")
     for name in body:
-        if name not in ("ids", "queue"):
+        if name != "ids":
             raise wrong("invalid", f"there is no field {shown(name)}; there are ids and queue", name)
-    ids = bounded(body["ids"], "ids")
-    for index, uid in enumerate(ids):
+    for index, uid in enumerate(bounded(body["ids"], "ids")):
         if problem := name_problem(uid):
             raise wrong("invalid", f"the id is {shown(uid)}: {problem}", f"ids[{index}]")
-    return queue_of(body.get("queue", alias)), ids
+    return queue, body["ids"]
 
 
 def bounded(values: list[Any], field: str) -> list[Any]:
@@ -87,3 +87,7 @@ def bounded(values: list[Any], field: str) -> list[Any]:
         text = f"{field} has {len(values)} entries, one request takes {MAX_ITEMS}; send several"
         raise Refused(status.HTTP_413_REQUEST_ENTITY_TOO_LARGE, "too_large", text, field)
     return values
+
+
+def _without_queue(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "queue"}

@@ -26,10 +26,10 @@ class ItemSerializer(serializers.ModelSerializer[Item]):
 
     class Meta:
         model = Item
-        fields = (
+        fields = [
             "row", "id", "queue", "key", "group", "state", "blocked", "enqueued_at", "admitted_at",
             "handed_over", "started", "attempt", "last_error", "grant", "lease",
-        )  # fmt: skip
+        ]  # fmt: skip
         read_only_fields = fields
 
     def get_state(self, item: Item) -> str:
@@ -40,7 +40,7 @@ class ItemDetailSerializer(ItemSerializer):
     body = serializers.SerializerMethodField()
 
     class Meta(ItemSerializer.Meta):
-        fields = (*ItemSerializer.Meta.fields, "body")
+        fields = [*ItemSerializer.Meta.fields, "body"]
         read_only_fields = fields
 
     def get_body(self, item: Item) -> Any:
@@ -61,21 +61,21 @@ class KeySerializer(serializers.ModelSerializer[Key]):
 
     class Meta:
         model = Key
-        fields = (
+        fields = [
             "row", "name", "queue", "queued", "claiming", "admitted", "blocked",
             "set_aside_until", "error", "next_request_at", "due_at",
-        )  # fmt: skip
+        ]  # fmt: skip
         read_only_fields = fields
 
 
 class KeyDetailSerializer(KeySerializer):
-    """Further the counters of each group and, if the holder is in this project, what it has issued to whom."""
+    """Further each group, and what the holder has issued to whom, if it is in this project."""
 
     groups = serializers.SerializerMethodField()
     holder = serializers.SerializerMethodField()
 
     class Meta(KeySerializer.Meta):
-        fields = (*KeySerializer.Meta.fields, "groups", "holder")
+        fields = [*KeySerializer.Meta.fields, "groups", "holder"]
         read_only_fields = fields
 
     def get_groups(self, key: Key) -> list[dict[str, Any]]:
@@ -93,10 +93,10 @@ class GrantSerializer(serializers.ModelSerializer[Grant]):
 
     class Meta:
         model = Grant
-        fields = (
+        fields = [
             "row", "id", "queue", "key", "group", "permits", "claimed", "confirmed", "admitted", "released",
             "claim_until", "closed", "created_at",
-        )  # fmt: skip
+        ]  # fmt: skip
         read_only_fields = fields
 
 
@@ -109,10 +109,10 @@ class LeaseSerializer(serializers.ModelSerializer[Lease]):
 
     class Meta:
         model = Lease
-        fields = (
+        fields = [
             "row", "id", "queue", "key", "group", "permits", "drawn", "released", "state",
             "draw_until", "expires_at", "created_at",
-        )  # fmt: skip
+        ]  # fmt: skip
         read_only_fields = fields
 
     def get_state(self, lease: Lease) -> str:

@@ -1,4 +1,4 @@
-"""Addresses and their names: `django_semq:item-list`, `item-detail`, `item-release`, `item-release-many`, …"""
+"""Addresses and their names, such as `django_semq:item-list`, `item-detail`, `item-release`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from django_semq.api.counters import with_totals
 from django_semq.api.errors import Refused, refusal, wrong_item
 from django_semq.api.listing import ArrivalOrder, ExactFilters
 from django_semq.api.permissions import ActionPermissions, ModelPermissions
-from django_semq.api.requests import DEFAULT_QUEUE, DeepJSONParser, bounded, ids_of, one_queue
+from django_semq.api.requests import DeepJSONParser, bounded, ids_of, one_queue
 from django_semq.api.serializers import (
     GrantSerializer,
     ItemDetailSerializer,
@@ -26,7 +26,7 @@ from django_semq.api.serializers import (
     KeySerializer,
     LeaseSerializer,
 )
-from django_semq.exceptions import InvalidItem
+from django_semq.exceptions import InvalidItem, TasksOnly
 from django_semq.locking import alias_of, join, lock_by_id
 from django_semq.models import Grant, Item, Key, KeyGroup, Lease, State
 from django_semq.queue.items import Queue, queues
@@ -56,7 +56,7 @@ class RowViewSet(ReadOnlyModelViewSet[M]):
 
 
 class ItemViewSet(RowViewSet[Item]):
-    """Enqueue, look, release and cancel. `?queue=` chooses the queue of what is written; else it is `default`."""
+    """Enqueue, look, release and cancel. What is written goes to `?queue=`, else to `default`."""
 
     serializer_class = ItemSerializer
     detail_serializer_class = ItemDetailSerializer
@@ -64,13 +64,11 @@ class ItemViewSet(RowViewSet[Item]):
 
     def get_queryset(self) -> QuerySet[Item]:
         reason = (
-            KeyGroup.objects.filter(
-                key__queue=OuterRef("queue"), key__name=OuterRef("key"), name=OuterRef("group")
-            )
+            KeyGroup.objects.filter(key__queue=OuterRef("queue"), key__name=OuterRef("key"), name=OuterRef("group"))
             .exclude(blocked_reason="")
             .values("blocked_reason")
         )
-        items = Item.objects.annotate(blocked=Case(When(state=State.QUEUED, then=Subquery(reason))))
+        items: QuerySet[Item] = Item.objects.annotate(blocked=Case(When(state=State.QUEUED, then=Subquery(reason))))
         return items if self.action == "retrieve" else items.defer("body")
 
     def create(self, request: Request) -> Response:
@@ -78,13 +76,16 @@ class ItemViewSet(RowViewSet[Item]):
 
         201 if any is new, 200 if all ids were stored already; those are left as they are.
         """
-        many = isinstance(request.data, list)
-        items = bounded(request.data, "items") if many else [request.data]
-        queue, items = one_queue(items, self._asked_queue(), many=many)
+        given: Any = request.data
+        many = isinstance(given, list)
+        given = bounded(given, "items") if many else [given]
+        queue, items = one_queue(given, request.query_params.get("queue"), many=many)
         try:
             result = queue.enqueue_many(items)
         except InvalidItem as error:
             raise wrong_item(error, many=many) from None
+        except TasksOnly as error:
+            raise Refused(status.HTTP_409_CONFLICT, "tasks_only", str(error), "queue") from None
         code = status.HTTP_201_CREATED if result.queued else status.HTTP_200_OK
         if many:
             answer = {"queue": queue.alias, "queued": result.queued, "duplicates": result.duplicates}
@@ -104,20 +105,17 @@ class ItemViewSet(RowViewSet[Item]):
     @action(detail=False, methods=["post"], url_path="release", permission_classes=[ActionPermissions])
     def release_many(self, request: Request) -> Response:
         """Release the admitted ones of `{"ids": [...], "queue"?}`; says which they were."""
-        queue, ids = ids_of(request.data, self._asked_queue())
+        queue, ids = ids_of(request.data, request.query_params.get("queue"))
         return Response({"queue": queue.alias, "released": queue.release_many(ids)})
 
     @action(detail=False, methods=["post"], url_path="cancel", permission_classes=[ActionPermissions])
     def cancel_many(self, request: Request) -> Response:
         """Cancel the queued ones of `{"ids": [...], "queue"?}`; says which they were."""
-        queue, ids = ids_of(request.data, self._asked_queue())
+        queue, ids = ids_of(request.data, request.query_params.get("queue"))
         return Response({"queue": queue.alias, "cancelled": queue.cancel_many(ids)})
 
-    def _asked_queue(self) -> str:
-        return self.request.query_params.get("queue", DEFAULT_QUEUE)
-
     def _created(self, queue: Queue, uid: str, code: int) -> Response:
-        """Only what the caller may know without permission to view: a known id may be somebody else's item."""
+        """Nothing that needs permission to view: a known id may be somebody else's item."""
         row = Item.objects.filter(queue=queue.alias, uid=uid).values_list("pk", flat=True).first()
         answer = {"row": row, "id": uid, "queue": queue.alias, "created": code == status.HTTP_201_CREATED}
         if row is None:  # It has run and was released already.
@@ -129,8 +127,8 @@ class ItemViewSet(RowViewSet[Item]):
         queue = queues[item.queue]
 
         def end() -> bool:
-            # While the row is locked its id is no other item's: the verb, which goes by id, ends this row or none.
-            return bool(lock_by_id(Item, [item.pk], state=state)) and verb(queue, item.uid)
+            # While the row is locked its id is no other item's: the verb, which goes by id, ends this row.
+            return bool(lock_by_id(Item, [item.pk])) and verb(queue, item.uid)
 
         if join(end, using=alias_of(Item)):
             return Response({"queue": queue.alias, done: [item.uid]})

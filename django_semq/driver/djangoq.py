@@ -90,15 +90,15 @@ def install_schedule(*, using: str, **_kwargs: Any) -> None:
         return
     from django_q.models import Schedule
 
-    tables = connections[using].introspection.table_names()
-    if using != router.db_for_write(Schedule) or Schedule._meta.db_table not in tables:
-        return
-    if Driver._meta.db_table not in connections[alias_of(Driver)].introspection.table_names():
-        return
+    homes = {model: router.db_for_write(model) for model in (Schedule, Driver)}
+    if using not in homes.values() or not all(
+        model._meta.db_table in connections[home].introspection.table_names() for model, home in homes.items()
+    ):
+        return  # The migration that makes the last of the tables comes here again.
 
     def install() -> None:
         lock_by_id(Driver, [1])
-        ours = list(Schedule.objects.using(using).filter(func=TICK).order_by("pk"))
+        ours = list(Schedule.objects.using(homes[Schedule]).filter(func=TICK).order_by("pk"))
         wanted = ours[:1] if conf.settings().driver.schedule else []
         for extra in ours[len(wanted) :]:
             extra.delete()
@@ -110,7 +110,7 @@ def install_schedule(*, using: str, **_kwargs: Any) -> None:
             schedule.repeats = -1
             schedule.args = None  # An unreadable one would stop every schedule of the cluster.
             schedule.kwargs = f"q_options={UNSAVED}"
-            schedule.save(using=using)
+            schedule.save(using=homes[Schedule])
 
     # Before, and not in the same transaction: InnoDB's insert-ignore takes a shared lock on the row that it finds.
     Driver.objects.bulk_create([Driver(pk=1)], ignore_conflicts=True)
@@ -132,9 +132,9 @@ def async_task(
 ) -> Enqueued:
     """Run a function, by its dotted path, as a django-q2 task once it has a permit of the key.
 
-    Arguments must be JSON. The permit is given back when the function ends, fails or its worker dies. It runs at
-    least once; again only after its worker died or froze, never twice at the same time (but for a host that
-    freezes and thaws). Raises `InvalidItem`, and `SemqError` on a queue with an `ADMIT` of its own.
+    Arguments must be JSON. The permit is given back when the function ends or fails. If its worker dies, the item
+    keeps its permit and runs again: at least once, never twice at the same time (but for a host that freezes and
+    thaws). Raises `InvalidItem`, and `SemqError` on a queue with an `ADMIT` of its own.
     """
     if conf.queue(queue).admit != conf.TASK_ADMIT:
         raise SemqError(
@@ -145,7 +145,7 @@ def async_task(
         text = f"func is {shown(func)}; give a dotted path, as in 'shop.jobs.export'"
         raise InvalidItem(text, field="func")
     body = {"func": func, "args": list(args), "kwargs": kwargs, "q_options": q_options or {}}
-    return queues[queue].enqueue(key, body, group=group, id=id)
+    return queues[queue].put(key, body, group=group, id=id)
 
 
 def admit(items: Sequence[AdmittedItem]) -> None:
@@ -177,8 +177,8 @@ def _options(item: AdmittedItem) -> dict[str, Any]:
         return dict(item.body["q_options"])
     except (TypeError, KeyError, ValueError):
         raise SemqError(
-            f"item {shown(item.id)} is no task of async_task(): its queue has no ADMIT, so enqueue() is not for it;"
-            " release it, or name an ADMIT in SEMQ['QUEUES']"
+            f"item {shown(item.id)} is no task: it was enqueued while its queue had an ADMIT; name that one again in"
+            " SEMQ['QUEUES'], or release the item"
         ) from None
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from django.db import DatabaseError
 
-from django_semq import clock, conf
+from django_semq import clock, conf, handlers
 from django_semq.driver.crew import Call, Crew
 from django_semq.driver.wakeup import Wakeup
 from django_semq.holder import limits, semaphores
@@ -162,7 +162,8 @@ class Work:
         if first > now:
             return False
         if self.crew is not None and self.crew.is_worn_out:
-            logger.error("queue %s: too many hung calls of admit(); this process hands over nothing", alias)
+            if handlers.may_complain(f"hung {alias}"):
+                logger.error("queue %s: too many hung calls of admit(); this process hands over nothing", alias)
             return False
         moved = False
         largest = conf.queue(alias).max_admit_batch

@@ -59,6 +59,8 @@ def limits_of(name: str, semaphore: Semaphore | None) -> KeyLimits:
     source: Source
     if semaphore is not None and semaphore.has_override:
         limit, source = semaphore.override, "override"
+    elif answer.get("unknown"):
+        limit, source = 0, "function"
     elif "limit" in answer:
         limit, source = answer["limit"], "function"
     elif "limit" in rule:

@@ -1,6 +1,7 @@
 """Operators' verbs for the keys whose holder is in this project: `from django_semq import semaphores`.
 
-Each is one short transaction under the semaphore's lock, and safe to repeat. What makes waiting items eligible
+Each is one short transaction under the semaphore's lock, or part of the caller's (commit soon: rounds of the key
+wait for it), and safe to repeat. What makes waiting items eligible
 is felt at once: the local queues that wait are nudged in the same transaction. Lowering a limit and pausing take
 back what is not claimed yet and let the rest drain; nothing that runs is preempted.
 """
@@ -16,13 +17,15 @@ from django_semq.exceptions import InvalidItem, shown
 from django_semq.holder import ledger
 from django_semq.holder.limits import KeyLimits, limits_of
 from django_semq.holder.service import nudge_waiting
-from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run
+from django_semq.locking import alias_of, delete_by_id, join, lock_semaphores, run
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import name_problem
 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
+    """What is issued of one group of a key."""
+
     ceiling: int | None
     footprint: int
     headroom: int | None
@@ -32,6 +35,8 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
+    """One grant or lease that is out."""
+
     client: str
     kind: str
     """"grant" or "lease"."""
@@ -44,6 +49,8 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
+    """A key as its holder sees it."""
+
     limit: int | None
     source: str
     """Where the limit comes from: "override", "function", "rule" or "default"."""
@@ -94,7 +101,7 @@ def refresh(key: str | None = None) -> None:
         rows.exclude(answered_at=None).update(answered_at=None)
         nudge_waiting(_waited_for(key), now=now)
 
-    run(forget, using=alias_of(Semaphore))
+    join(forget, using=alias_of(Semaphore))
 
 
 def usage(key: str) -> KeyUsage:
@@ -139,7 +146,7 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
     _check_names(key, group)
     now = clock.now()
     if not Semaphore.objects.filter(name=key).exists():
-        run(
+        join(
             lambda: Semaphore.objects.bulk_create([Semaphore(name=key)], ignore_conflicts=True),
             using=alias_of(Semaphore),
         )
@@ -160,7 +167,7 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
         semaphore.save()
         nudge_waiting([semaphore], now=now)
 
-    run(work, using=alias_of(Semaphore))
+    join(work, using=alias_of(Semaphore))
 
 
 def _take_back_unclaimed(semaphore: Semaphore) -> None:

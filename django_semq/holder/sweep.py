@@ -17,7 +17,8 @@ AT_ONCE = 100
 def sweep(now: datetime) -> bool:
     """Remove at most 100 semaphores that were idle for a day; True if any was. Writes nothing if none is."""
     idle = Semaphore.objects.filter(idle_since__lte=now - conf.IDLE_BEFORE_REMOVAL).exclude(
-        Exists(Demand.objects.filter(semaphore=OuterRef("pk"))) | Exists(Ceiling.objects.filter(semaphore=OuterRef("pk")))
+        Exists(Demand.objects.filter(semaphore=OuterRef("pk")))
+        | Exists(Ceiling.objects.filter(semaphore=OuterRef("pk")))
     )
     names = list(idle.order_by("idle_since").values_list("name", flat=True)[:AT_ONCE])
     if not names:

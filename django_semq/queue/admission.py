@@ -32,6 +32,8 @@ MAX_ATTEMPT = 2**31 - 1
 MAX_DELAY = 2**31 / 1000
 """Seconds: a longer delay of a policy is taken for rubbish."""
 FALLBACK_DELAY = timedelta(seconds=60)
+RETRY_AT_ONCE = clock.LONG_AGO + timedelta(seconds=1)
+"""Due at once, but not fresh: the index tells apart by `due_at` what goes into batches and what goes alone."""
 TASK_LOST_AFTER = timedelta(minutes=5)
 """A task of `async_task` that has not started by then is taken for lost, and sent again."""
 
@@ -95,17 +97,18 @@ def claim(queue: str, *, now: datetime, without: Collection[str], calls: int) ->
     out. Until the attempt's deadline no other driver claims the same rows.
     """
     settings = conf.queue(queue)
-    due = Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=False, due_at__lte=now)
+    due = Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=False)
     due = due.exclude(key__in=without).order_by("due_at", "id")
+    tried_before = due.filter(due_at__gt=clock.LONG_AGO, due_at__lte=now)
 
     def work() -> tuple[list[Item], list[Item]]:
-        tried = {row.key: row for row in reversed(lock_due(due.filter(attempt__gt=0), calls))}
-        fresh = lock_due(due.filter(attempt=0), settings.max_admit_batch)
+        tried = {row.key: row for row in reversed(lock_due(tried_before, calls))}
+        fresh = lock_due(due.filter(due_at=clock.LONG_AGO), settings.max_admit_batch)
         if fresh and len(tried) == calls:
             # Neither may keep the other waiting for ever.
             tried.pop(next(iter(tried)))
             if calls == 1 and random.random() < 0.5:
-                fresh, tried = [], {row.key: row for row in lock_due(due.filter(attempt__gt=0), 1)}
+                fresh, tried = [], {row.key: row for row in lock_due(tried_before, 1)}
         fresh = [row for row in fresh if row.key not in tried]
         claimed = [*fresh, *tried.values()]
         if claimed:
@@ -162,7 +165,7 @@ def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
     logger.warning(
         "queue %s: admit() failed for %d item(s): %s", batch.queue, len(batch.attempts), text, exc_info=error
     )
-    due_at = clock.LONG_AGO
+    due_at = RETRY_AT_ONCE
     if batch.is_alone or len(batch.attempts) == 1:
         due_at = now + retry_delay(batch.queue, max(batch.attempts.values()))
     return _record(batch.attempts, due_at=due_at, last_error=text)
@@ -230,7 +233,7 @@ def take_lost(queue: str, *, now: datetime) -> bool:
         return Item.objects.filter(pk__in=[row.pk for row in rows]).update(
             handed_over=False,
             started=False,
-            due_at=clock.LONG_AGO,
+            due_at=RETRY_AT_ONCE,
             last_error="its task was lost or its worker died",
         )
 

@@ -18,13 +18,13 @@ from weakref import WeakKeyDictionary, WeakSet
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import OuterRef, Subquery, Sum, Value
+from django.db.models import Case, Exists, OuterRef, Subquery, Sum, Value, When
 from django.dispatch import Signal
 
 from django_semq import clock, conf
-from django_semq.exceptions import InvalidItem, shown
+from django_semq.exceptions import InvalidItem, TasksOnly, shown
 from django_semq.locking import after_commit, alias_of, chunks, delete_by_id, join, lock_by_id, lock_items
-from django_semq.models import Item, KeyGroup, Nudge, State
+from django_semq.models import Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.names import name_problem
 from django_semq.queue.pump import pump_for_caller
 from django_semq.signals import item_cancelled, item_queued, item_released
@@ -32,11 +32,16 @@ from django_semq.signals import item_cancelled, item_queued, item_released
 MAX_DEPTH = 100
 """Levels of lists and dicts in a body: far below what the JSON readers of all languages take."""
 
+SET_ASIDE = "set_aside"
+"""The reason why items of a key wait that the pump cannot count: its error is on the key's row."""
+
 FIELDS = ("key", "body", "group", "id")
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
+    """What became of one item."""
+
     id: str
     created: bool
     """False: an item of this id is stored already; nothing of it was changed."""
@@ -44,6 +49,8 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class EnqueueResult:
+    """What became of several items."""
+
     queued: list[str]
     duplicates: list[str]
     """Ids that were stored already, or came twice in one call. Both lists are in input order."""
@@ -51,12 +58,14 @@ class EnqueueResult:
 
 @dataclass(frozen=True, slots=True)
 class ItemStatus:
+    """Where an item stands."""
+
     state: str
     """"queued", "claiming" or "admitted"."""
     enqueued_at: datetime
     admitted_at: datetime | None
     blocked: str | None
-    """Why it waits, while it is queued and the holder has said so."""
+    """Why it waits, while it is queued: what the holder said last, or "set_aside" for a key that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +98,13 @@ class Queue:
         """Store one item that waits for a permit of the key.
 
         Part of the caller's transaction. An id that is stored already is left as it is; without one a random id
-        is made. Raises `InvalidItem`, with nothing stored.
+        is made. Raises `InvalidItem`, and `TasksOnly` on a queue without ADMIT, with nothing stored.
         """
+        self._refuse_if_tasks()
+        return self.put(key, body, group=group, id=id)
+
+    def put(self, key: str, body: Any, *, group: str = "", id: str | None = None) -> Enqueued:
+        """`enqueue`, whoever hands over; on a queue of tasks, only `async_task` may say what the body is."""
         item = self._checked({"key": key, "body": body, "group": group, "id": id}, None)
         return Enqueued(item.id, bool(self._store([item]).queued))
 
@@ -99,6 +113,7 @@ class Queue:
 
         All are checked first: one that is wrong raises `InvalidItem` with its `index`, and nothing is stored.
         """
+        self._refuse_if_tasks()
         return self._store([self._checked(item, index) for index, item in enumerate(items)])
 
     def release(self, id: str) -> bool:
@@ -140,9 +155,10 @@ class Queue:
         reason = KeyGroup.objects.filter(
             key__queue=self.alias, key__name=OuterRef("key"), name=OuterRef("group")
         ).values("blocked_reason")
+        set_aside = Key.objects.filter(queue=self.alias, name=OuterRef("key"), set_aside_until__gt=clock.now())
         item = (
             Item.objects.filter(queue=self.alias, uid=id)
-            .annotate(reason=Subquery(reason))
+            .annotate(reason=Case(When(Exists(set_aside), then=Value(SET_ASIDE)), default=Subquery(reason)))
             .values_list("state", "enqueued_at", "admitted_at", "reason")
             .first()
         )
@@ -210,6 +226,14 @@ class Queue:
         return await sync_to_async(self.usage)()
 
     # --------------------------------------------------------------------------------------------------- internals
+
+    def _refuse_if_tasks(self) -> None:
+        """The body of a task names the function to run: it must never come from outside."""
+        if conf.queue(self.alias).admit == conf.TASK_ADMIT:
+            raise TasksOnly(
+                f"queue {self.alias!r} has no ADMIT, so its items are tasks: call async_task(),"
+                f" or name an ADMIT in SEMQ['QUEUES'][{self.alias!r}]"
+            )
 
     def _store(self, items: Sequence[_NewItem]) -> EnqueueResult:
         now = clock.now()
@@ -324,7 +348,7 @@ class Queue:
         for name in given:
             if name not in FIELDS:
                 text = f"an item has no field {shown(name)}; it has {', '.join(FIELDS)}"
-                raise InvalidItem(text, field=shown(name), index=index)
+                raise InvalidItem(text, field=str(name), index=index)
         for name in ("key", "body"):
             if name not in given:
                 raise InvalidItem(f"{name} is missing; give one", field=name, index=index)

@@ -29,7 +29,7 @@ class LocalTransport(HolderTransport):
         if alias_of(Item) != alias_of(Semaphore):
             raise Misconfigured(
                 f"Item is written to database {alias_of(Item)!r} and Semaphore to {alias_of(Semaphore)!r}."
-                " LocalTransport needs both in one: correct DATABASE_ROUTERS, or use HttpTransport."
+                " LocalTransport needs both in one: correct DATABASE_ROUTERS."
             )
         books = service.Books(now)
         yield lambda messages: list(books.exchange(messages))

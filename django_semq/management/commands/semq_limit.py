@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -41,7 +42,7 @@ class Command(BaseCommand):
             self.stderr.write(str(error))
             sys.exit(2)
         if options["json"]:
-            self.stdout.write(json.dumps(dataclasses.asdict(usage), default=str))
+            self.stdout.write(json.dumps(dataclasses.asdict(usage), default=datetime.isoformat))
         else:
             self._show(key, usage)
 
