@@ -27,8 +27,8 @@ format: venv ## Put the code in its one format, and fix what can be fixed by its
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-run: venv ## Start the example project
-	$(BIN)/python -m example_project $(ARGS)
+run: $(VENV)/.installed-package ## Start the example project (ARGS="--port 8001")
+	@$(BIN)/python -m example_project $(ARGS)
 
 docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
@@ -42,11 +42,19 @@ clean: ## Remove everything that can be made again, the virtual environments too
 
 # The stamps are newer than pyproject.toml for as long as what it asks for is installed.
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml | $(BIN)/pip
+	$(PIP) install -qq --editable '.[test,dev]'
+	@touch $@ $(VENV)/.installed-package
+
+# The example needs neither the tests' packages nor the developers'.
+$(VENV)/.installed-package: pyproject.toml | $(BIN)/pip
+	$(PIP) install -qq --editable .
+	@touch $@
+
+# pip is the last that a new environment gets: where it is missing, the environment is not whole.
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("django_semq needs Python 3.11 or newer; $(PYTHON) is %d.%d. Name another: make venv PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -qq --editable '.[test,dev]'
-	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) install -qq --editable '.[docs]'

@@ -9,7 +9,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 
-
 if TYPE_CHECKING:
     _Text = models.CharField[str | Combinable, str]
 else:

@@ -507,6 +507,6 @@ def test_a_page_can_enqueue_with_its_session_and_csrf_token(operator):
 def test_a_task_cannot_be_made_from_outside(operator: APIClient, two_queues: None) -> None:
     """Its body names the function to run: whoever could write it could run anything."""
     body = {"func": "os.system", "args": ["true"], "kwargs": {}, "q_options": {}}
-    response = operator.post(URL, {"key": "k", "body": body, "queue": "tasks"})
+    response = operator.post(URL, {"key": "k", "body": body, "queue": "tasks"}, format="json")
     assert_refused(response, 409, "tasks_only", "queue")
     assert not Item.objects.exists()

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ProviderConfig(AppConfig):
+    name = "example_project.provider"
+    verbose_name = "pretend provider"
