@@ -16,6 +16,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 50 else text[:50] + "…"
 
 
+def described(error: BaseException) -> str:
+    """An error for a column: at most 2000 characters of it, and none that a database refuses."""
+    try:
+        text = f"{type(error).__name__}: {error}"[:2000]
+    except Exception:  # A broken __str__.
+        text = type(error).__name__
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
 class SemqError(Exception):
     """The base of all errors of django_semq."""
 

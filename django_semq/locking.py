@@ -193,6 +193,10 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
     """Lock the oldest n queued items of each (key, group, n), passing over locked ones.
 
     Returns pairs (position in `wants`, item id), oldest first within each. One statement for 100 wants.
+
+    No state is below `queued`, so `<=` and the order by state say the same as `=` and the order by id. Said like
+    that, PostgreSQL cannot take the primary key for the order: for the longest queue it would, and then walk over
+    everything older of all other keys.
     """
     connection = connections[alias_of(Item)]
     quote = connection.ops.quote_name
@@ -204,8 +208,8 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
             part = wants[start : start + 100]
             selects = [
                 f"SELECT * FROM (SELECT {start + position} AS want, id FROM {Item._meta.db_table} {force}"
-                f" WHERE queue = %s AND {quote('key')} = %s AND {quote('group')} = %s AND state = {State.QUEUED:d}"
-                f" ORDER BY id LIMIT {count:d} {lock.get(connection.vendor, '')}) x{start + position}"
+                f" WHERE queue = %s AND {quote('key')} = %s AND {quote('group')} = %s AND state <= {State.QUEUED:d}"
+                f" ORDER BY state, id LIMIT {count:d} {lock.get(connection.vendor, '')}) x{start + position}"
                 for position, (_key, _group, count) in enumerate(part)
             ]
             values = [value for key, group, _count in part for value in (queue, key, group)]

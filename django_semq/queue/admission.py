@@ -21,7 +21,7 @@ from typing import Any
 from django.db.models import Case, F, Value, When
 
 from django_semq import clock, conf, handlers
-from django_semq.exceptions import shown
+from django_semq.exceptions import described, shown
 from django_semq.locking import alias_of, lock_by_id, lock_due, refuse_if_open, run
 from django_semq.models import Item, State
 from django_semq.queue.items import queues
@@ -103,7 +103,7 @@ def claim(queue: str, *, now: datetime, without: Collection[str], calls: int) ->
 
     def work() -> tuple[list[Item], list[Item]]:
         tried = {row.key: row for row in reversed(lock_due(tried_before, calls))}
-        fresh = lock_due(due.filter(due_at=clock.LONG_AGO), settings.max_admit_batch)
+        fresh = lock_due(due.filter(due_at__lte=clock.LONG_AGO), settings.max_admit_batch)
         if fresh and len(tried) == calls:
             # Neither may keep the other waiting for ever.
             tried.pop(next(iter(tried)))
@@ -119,10 +119,13 @@ def claim(queue: str, *, now: datetime, without: Collection[str], calls: int) ->
             )
         return fresh, list(tried.values())
 
-    fresh, tried = run(work, using=alias_of(Item))
-    batches = [_hand_over(queue, fresh, is_alone=False, now=now)]
-    batches += [_hand_over(queue, [row], is_alone=True, now=now) for row in tried]
-    return [batch for batch in batches if batch.items]
+    while True:
+        fresh, tried = run(work, using=alias_of(Item))
+        batches = [_hand_over(queue, fresh, is_alone=False, now=now)]
+        batches += [_hand_over(queue, [row], is_alone=True, now=now) for row in tried]
+        batches = [batch for batch in batches if batch.items]
+        if batches or not fresh:  # Else all that was claimed was undecodable, and there may be more behind it.
+            return batches
 
 
 def _hand_over(queue: str, rows: Sequence[Item], *, is_alone: bool, now: datetime) -> HandOver:
@@ -161,7 +164,7 @@ def succeeded(batch: HandOver, *, now: datetime) -> bool:
 
 def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
     """Make items due again: each alone and at once after a failed batch, after a delay if it failed alone."""
-    text = f"{type(error).__name__}: {error}"[:2000]
+    text = described(error)
     logger.warning(
         "queue %s: admit() failed for %d item(s): %s", batch.queue, len(batch.attempts), text, exc_info=error
     )

@@ -26,7 +26,7 @@ from django.db import DatabaseError, connections
 from django.db.models import OuterRef, Subquery
 
 from django_semq import clock, conf
-from django_semq.exceptions import HolderRefused, TransportError, Unprepared, shown
+from django_semq.exceptions import HolderRefused, TransportError, Unprepared, described, shown
 from django_semq.locking import (
     TRIES,
     after_commit,
@@ -281,7 +281,7 @@ def _set_aside(queue: str, name: str, error: Exception, now: datetime) -> None:
             Key.objects.filter(pk=key.pk).update(
                 set_aside_until=until,
                 set_aside_count=key.set_aside_count + 1,
-                error=f"{type(error).__name__}: {error}"[:2000],
+                error=described(error),
                 due_at=until,
             )
 
@@ -399,8 +399,9 @@ class _Turn:
 
     def read_groups(self) -> None:
         oldest = (
-            Item.objects.filter(queue=self.queue, key=OuterRef("key__name"), group=OuterRef("name"), state=State.QUEUED)
-            .order_by("id")
+            Item.objects.filter(queue=self.queue, key=OuterRef("key__name"), group=OuterRef("name"))
+            .filter(state__lte=State.QUEUED)
+            .order_by("state", "id")  # As in `oldest_ids`, for the same reason.
             .values("enqueued_at")[:1]
         )
         by_id = {key.pk: key for key in self.keys.values()}
