@@ -62,7 +62,7 @@ class Ceiling(Table):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return self.name or str(_("(no group)"))
 
 
 class Client(Table):

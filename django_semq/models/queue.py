@@ -108,7 +108,7 @@ class KeyGroup(Table):
         constraints = [models.UniqueConstraint(fields=["key", "name"], name="semq_group_name")]
 
     def __str__(self) -> str:
-        return self.name
+        return self.name or str(_("(no group)"))
 
 
 class Grant(Table):
