@@ -33,17 +33,17 @@ EX_TEMPFAIL = 75
 
 
 class Daemon:
-    """One process that drives. Any number may run beside each other."""
+    """One process that drives, and from its making on obeys signals. Any number may run beside each other."""
 
     def __init__(self) -> None:
         self.work = Work.of_process()
         self.listener = Listener(on_listening=self.work.wakeup.set)
         self.stops = 0
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
 
     def run(self) -> int:
         """Drive until a signal; returns the exit code."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
         driver_wanted.connect(self._on_driver_wanted, dispatch_uid="django_semq.driver.daemon")
         connection_created.connect(_bound_frozen_transactions, dispatch_uid="django_semq.driver.daemon")
         connections.close_all()  # A connection that is open already would go without that bound.

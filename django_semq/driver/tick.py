@@ -103,7 +103,7 @@ class Work:
         """One pass over everything due; True if something moved. A part that fails is logged and stops no other."""
         self.due = [poll.until for poll in self.unmarked]
         with driven_by(self.wakeup.set):
-            moved = self.part("outcomes", lambda: self.collect(now))
+            moved = self.collect(now)
             if not self.knows_rules:
                 moved |= self.part("changed rules", lambda: self.compare_rules(now))
             self.turn += 1
@@ -118,9 +118,9 @@ class Work:
                 moved = self.part("sweep", lambda: sweep(now))
         return moved
 
-    def part(self, name: str, work: Callable[[], bool]) -> bool:
+    def part(self, name: str, work: Callable[[], object]) -> bool:
         try:
-            return work()
+            return bool(work())
         except DatabaseError as error:
             logger.log(
                 logging.INFO if is_passing(error) else logging.ERROR,
@@ -226,11 +226,14 @@ class Work:
         self.record(call, now)
 
     def collect(self, now: datetime) -> bool:
-        """Record what came of calls, and what could not be written before."""
-        self.unmarked = [one for one in self.unmarked if one.until > now and not one.write(now)]
+        """Record what came of calls, and what could not be written before. One that fails stops no other."""
+        held, self.unmarked = self.unmarked, []
+        for one in held:
+            if one.until > now and not self.part("outcome", partial(one.write, now)):
+                self.unmarked.append(one)
         ended = self.crew.collect() if self.crew else []
         for call in ended:
-            self.record(call, now)
+            self.part("outcome", partial(self.record, call, now))
         return bool(ended)
 
     def record(self, call: Call, now: datetime) -> None:

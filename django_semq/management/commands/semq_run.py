@@ -14,6 +14,7 @@ class Command(BaseCommand):
     help = "Drive the queues until SIGTERM or SIGINT. Several may run; a second signal ends at once."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        daemon = Daemon()
         self.stdout.write("semq_run: driving")
         self.stdout.flush()
-        sys.exit(Daemon().run())
+        sys.exit(daemon.run())
