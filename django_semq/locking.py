@@ -148,37 +148,42 @@ def lock_semaphores(names: Sequence[str]) -> list[Semaphore]:
     return list(_locking(rows, connection))
 
 
-def lock_items(queue: str, uids: Sequence[str], state: State) -> list[Item]:
-    """Those of these items that are in this state, locked. Waits for a pump or another caller on the same item."""
+def lock_items(queue: str, uids: Sequence[str], state: State, fields: Sequence[str]) -> list[Item]:
+    """Those of these items that are in this state, locked, with these fields. Waits for a pump or another caller on
+    the same item."""
     connection = connections[alias_of(Item)]
     mine = Item.objects.filter(queue=queue)
     found: list[Item] = []
     for part in chunks(sorted(uids)):
         if connection.vendor == "mysql":
             ids = list(mine.filter(uid__in=part).order_by("pk").values_list("pk", flat=True))
-            found += lock_by_id(Item, ids, state=state)
+            found += lock_by_id(Item, ids, fields, state=state)
         else:
-            rows = mine.filter(uid__in=part, state=state).defer("body", "last_error").order_by("pk")
+            rows = mine.filter(uid__in=part, state=state).only(*fields).order_by("pk")
             found += _locking(rows, connection)
     return found
 
 
-def lock_by_id(model: type[M], ids: Sequence[int], *, skip_locked: bool = False, **equal: object) -> list[M]:
-    """The rows of these ids whose columns equal the given values, locked, in the order of their ids."""
+def lock_by_id(
+    model: type[M], ids: Sequence[int], fields: Sequence[str] = (), *, skip_locked: bool = False, **equal: object
+) -> list[M]:
+    """The rows of these ids whose columns equal the given values, locked, in the order of their ids, with these
+    fields (the body of an item may be large)."""
     connection = connections[alias_of(model)]
     found: list[M] = []
     for part in chunks(ids):
         if connection.vendor == "mysql":
+            columns = ", ".join(f"t.`{name}`" for name in ("id", *fields))
             where = " AND ".join(f"t.`{name}` = %s" for name in equal)
             sql = (
-                f"SELECT t.* FROM {_rows_by_id(model, part)}"
+                f"SELECT {columns} FROM {_rows_by_id(model, part)}"
                 f"{' WHERE ' + where if where else ''} ORDER BY t.id FOR UPDATE"
                 f"{' SKIP LOCKED' if skip_locked else ''}"
             )
             values = [int(value) if isinstance(value, int) else value for value in equal.values()]
             found += model._default_manager.get_queryset().raw(sql, [*part, *values])
         else:
-            rows = model._default_manager.filter(pk__in=part, **equal).order_by("pk")
+            rows = model._default_manager.filter(pk__in=part, **equal).only("pk", *fields).order_by("pk")
             found += _locking(rows, connection, skip_locked=skip_locked)
     return found
 

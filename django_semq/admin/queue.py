@@ -220,7 +220,7 @@ class ItemAdmin(OperatorAdmin):
         def cancel(queue: Queue, items: Sequence[Item]) -> list[str]:
             def work() -> list[str]:
                 # While a row is locked its id can belong to no other item.
-                ours = lock_by_id(Item, [item.pk for item in items], state=State.QUEUED)
+                ours = lock_by_id(Item, [item.pk for item in items], ("uid",), state=State.QUEUED)
                 return queue.cancel_many([item.uid for item in ours])
 
             return join(work, using=alias_of(Item))

@@ -28,6 +28,8 @@ BUSY_POLL = 0.05
 """Seconds between looks while there is work: the latency of what nobody announces, at 4 % of a core."""
 BUSY_FOR = 2.0
 """Seconds after the last work in which more is expected."""
+KEEP_CONNECTIONS = 60
+"""Seconds, where the project says 0."""
 EX_TEMPFAIL = 75
 """sysexits.h: tells a supervisor to start the process again."""
 
@@ -47,6 +49,7 @@ class Daemon:
         driver_wanted.connect(self._on_driver_wanted, dispatch_uid="django_semq.driver.daemon")
         connection_created.connect(_bound_frozen_transactions, dispatch_uid="django_semq.driver.daemon")
         connections.close_all()  # A connection that is open already would go without that bound.
+        _keep_connections()
         worked_at = clock.monotonic()
         while not self.stops:
             close_old_connections()
@@ -146,6 +149,13 @@ def _is_psycopg3() -> bool:
     from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
     return is_psycopg3
+
+
+def _keep_connections() -> None:
+    """A pass is no request: with CONN_MAX_AGE 0, made for web servers, each would connect anew."""
+    for settings in connections.settings.values():
+        if settings.get("CONN_MAX_AGE", 0) == 0:
+            settings["CONN_MAX_AGE"] = KEEP_CONNECTIONS
 
 
 def _bound_frozen_transactions(*, connection: BaseDatabaseWrapper, **_kwargs: Any) -> None:

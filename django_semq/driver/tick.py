@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import partial, reduce
 
 from django.db import DatabaseError
 
@@ -166,14 +165,15 @@ class Work:
                 logger.error("queue %s: too many hung calls of admit(); this process hands over nothing", alias)
             return False
         moved = False
-        largest = conf.queue(alias).max_admit_batch
-        while calls := INLINE_CALLS if self.crew is None else self.crew.free:
-            batches = admission.claim(alias, now=now, without=self.busy_keys(alias), calls=calls)
+        spreads = self.crew is not None
+        size = conf.queue(alias).max_admit_batch
+        while calls := self.crew.free if self.crew is not None else INLINE_CALLS:
+            batches = admission.claim(alias, now=now, without=self.busy_keys(alias), calls=calls, spreads=spreads)
             for batch in batches:
                 moved = True
                 self.call(partial(admission.hand_over, batch), batch, now)
-            if not any(len(batch.items) == largest for batch in batches):
-                break  # What is left was tried before, and has its turn at the next pass.
+            if spreads or not any(len(batch.items) == size for batch in batches):
+                break  # What is left has its turn at the next pass.
         return moved
 
     def check(self, alias: str, now: datetime) -> bool:
@@ -198,20 +198,18 @@ class Work:
         return moved
 
     def busy_keys(self, alias: str) -> set[str]:
-        """Keys of which nothing is handed over now: one with a single item under way, which may be the one that
-        hangs, and one that already occupies half of the threads, so that the others keep the other half."""
+        """Keys of which nothing is handed over now. A key is in one call at a time, so one whose `admit()` hangs
+        holds one thread; a batch past its time has its items due again, each alone, and those stay apart for as long
+        as their call does not return."""
         if self.crew is None:
             return set()
-        calls: Counter[str] = Counter()
-        alone = set()
-        for call in [*self.crew.running, *self.crew.hung]:
-            if isinstance(call.about, HandOver) and call.about.queue == alias:
-                if call.about.is_alone:
-                    alone |= call.about.keys
-                elif not call.is_overdue:
-                    calls.update(call.about.keys)
-        half = max(1, self.crew.threads // 2)
-        return alone | {key for key, number in calls.items() if number >= half}
+        return {
+            key
+            for call in [*self.crew.running, *self.crew.hung]
+            if isinstance(call.about, HandOver) and call.about.queue == alias
+            if call.about.is_alone or not call.is_overdue
+            for key in call.about.keys
+        }
 
     def call(self, work: Callable[[], object], about: HandOver | Check, now: datetime) -> None:
         timeout = conf.queue(about.queue).attempt_timeout
@@ -232,9 +230,20 @@ class Work:
             if one.until > now and not self.part("outcome", partial(one.write, now)):
                 self.unmarked.append(one)
         ended = self.crew.collect() if self.crew else []
+        fresh = [call for call in ended if call.error is None and _is_fresh(call.about)]
+        for calls in _by_queue(fresh):
+            if self.part("outcomes", partial(self.record_together, calls, now)):
+                ended = [call for call in ended if call not in calls]
         for call in ended:
             self.part("outcome", partial(self.record, call, now))
-        return bool(ended)
+        return bool(fresh or ended)
+
+    def record_together(self, calls: Sequence[Call], now: datetime) -> bool:
+        """Mark what several calls of a queue have handed over in one transaction."""
+        self.mark(
+            partial(_succeeded, reduce(HandOver.with_items_of, (call.about for call in calls))), calls[0].about, now
+        )
+        return True
 
     def record(self, call: Call, now: datetime) -> None:
         about = call.about
@@ -268,6 +277,14 @@ class Work:
             semaphores.nudge_all_waiting(now)
         self.knows_rules = True
         return False
+
+
+def _is_fresh(about: object) -> bool:
+    return isinstance(about, HandOver) and not about.is_alone
+
+
+def _by_queue(calls: Sequence[Call]) -> list[list[Call]]:
+    return [[call for call in calls if call.about.queue == queue] for queue in {call.about.queue for call in calls}]
 
 
 def _driven(wake: Callable[[], None], work: Callable[[], object]) -> object:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, QuerySet, Value, When
 
 from django_semq import clock, conf, handlers
 from django_semq.exceptions import described, shown
-from django_semq.locking import alias_of, lock_by_id, lock_due, refuse_if_open, run
+from django_semq.locking import alias_of, chunks, lock_by_id, lock_due, refuse_if_open, run
 from django_semq.models import Item, State
 from django_semq.queue.items import queues
 
@@ -35,7 +35,7 @@ FALLBACK_DELAY = timedelta(seconds=60)
 RETRY_AT_ONCE = clock.LONG_AGO + timedelta(seconds=1)
 """Due at once, but not fresh: the index tells apart by `due_at` what goes into batches and what goes alone."""
 TASK_LOST_AFTER = timedelta(minutes=5)
-"""A task of `async_task` that has not started by then is taken for lost, and sent again."""
+"""A task of `async_task` that has not started by then, times its attempts, is taken for lost and sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,9 @@ class HandOver:
     def keys(self) -> set[str]:
         return {item.key for item in self.items}
 
+    def with_items_of(self, other: HandOver) -> HandOver:
+        return HandOver(self.queue, self.items + other.items, self.attempts | other.attempts, self.is_alone)
+
 
 @dataclass(slots=True)
 class Check:
@@ -89,43 +92,57 @@ def next_hand_over(queue: str) -> datetime | None:
     return _first_due(queue, handed_over=False)
 
 
-def claim(queue: str, *, now: datetime, without: Collection[str], calls: int) -> list[HandOver]:
-    """Claim due items for at most this many calls: one batch of fresh ones, and single ones that were tried before,
-    each of another key, none of it in the batch.
+def claim(queue: str, *, now: datetime, without: Collection[str], calls: int, spreads: bool = False) -> list[HandOver]:
+    """Claim due items for at most this many calls: fresh ones in batches, and single ones that were tried before. No
+    key is in two of the calls: one that hangs takes the permits of its own call's keys with it, and no others. For
+    the same reason fresh items are spread over the calls, unless these run one after the other.
 
     Rows that somebody else holds are passed over. Items with an undecodable body are recorded as failed and left
     out. Until the attempt's deadline no other driver claims the same rows.
     """
     settings = conf.queue(queue)
-    due = Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=False)
-    due = due.exclude(key__in=without).order_by("due_at", "id")
+    due = _admitted(queue, handed_over=False).exclude(key__in=without).order_by("due_at", "id")
     tried_before = due.filter(due_at__gt=clock.LONG_AGO, due_at__lte=now)
+    size = settings.max_admit_batch
 
-    def work() -> tuple[list[Item], list[Item]]:
+    def work() -> tuple[list[list[Item]], list[Item]]:
         tried = {row.key: row for row in reversed(lock_due(tried_before, calls))}
-        fresh = lock_due(due.filter(due_at__lte=clock.LONG_AGO), settings.max_admit_batch)
+        fresh = lock_due(due.filter(due_at__lte=clock.LONG_AGO), size * calls if spreads else size)
         if fresh and len(tried) == calls:
             # Neither may keep the other waiting for ever.
             tried.pop(next(iter(tried)))
             if calls == 1 and random.random() < 0.5:
                 fresh, tried = [], {row.key: row for row in lock_due(tried_before, 1)}
         fresh = [row for row in fresh if row.key not in tried]
-        claimed = [*fresh, *tried.values()]
-        if claimed:
-            Item.objects.filter(pk__in=[row.pk for row in claimed]).update(
+        batches = _spread(fresh, calls - len(tried) if spreads else 1, size)
+        claimed = [row.pk for batch in [*batches, tried.values()] for row in batch]
+        for part in chunks(claimed):
+            Item.objects.filter(pk__in=part).update(
                 attempt=Case(When(attempt__lt=MAX_ATTEMPT, then=F("attempt") + 1), default=Value(MAX_ATTEMPT)),
                 due_at=now + settings.attempt_timeout,
                 started=False,
             )
-        return fresh, list(tried.values())
+        return batches, list(tried.values())
 
     while True:
         fresh, tried = run(work, using=alias_of(Item))
-        batches = [_hand_over(queue, fresh, is_alone=False, now=now)]
+        batches = [_hand_over(queue, rows, is_alone=False, now=now) for rows in fresh]
         batches += [_hand_over(queue, [row], is_alone=True, now=now) for row in tried]
         batches = [batch for batch in batches if batch.items]
         if batches or not fresh:  # Else all that was claimed was undecodable, and there may be more behind it.
             return batches
+
+
+def _spread(rows: Sequence[Item], calls: int, size: int) -> list[list[Item]]:
+    """Rows in at most this many batches of at most this size, all rows of a key in one, in their order. What does not
+    fit is left for later."""
+    batches: list[list[Item]] = [[] for _ in range(calls)]
+    home: dict[str, list[Item]] = {}
+    for row in rows:
+        batch = home.setdefault(row.key, min(batches, key=len))
+        if len(batch) < size:
+            batch.append(row)
+    return [batch for batch in batches if batch]
 
 
 def _hand_over(queue: str, rows: Sequence[Item], *, is_alone: bool, now: datetime) -> HandOver:
@@ -147,7 +164,7 @@ def hand_over(batch: HandOver) -> bool:
         (item,) = batch.items
         if item.id in _ask_application(settings, [item.id]):
             return False
-    handlers.resolve(settings.admit, f"SEMQ['QUEUES'][{batch.queue!r}]['ADMIT']")(batch.items)
+    handlers.resolve(settings.admit, f"SEMQ['QUEUES'][{batch.queue!r}]['ADMIT']")(list(batch.items))
     return True
 
 
@@ -156,7 +173,9 @@ def succeeded(batch: HandOver, *, now: datetime) -> bool:
     over again at its deadline."""
     settings = conf.queue(batch.queue)
     if settings.admit == conf.TASK_ADMIT:
-        due_at: Any = Case(When(started=True, then=F("due_at")), default=Value(now + TASK_LOST_AFTER))
+        # Each time later: behind a backlog that is longer, a task would only ever be sent again.
+        lost_at = now + TASK_LOST_AFTER * min(max(batch.attempts.values()), 12)
+        due_at: Any = _unless_started(lost_at)
     else:
         due_at = now + settings.finished_check if settings.finished else None
     return _record(batch.attempts, handed_over=True, due_at=due_at, last_error="")
@@ -171,7 +190,7 @@ def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
     due_at = RETRY_AT_ONCE
     if batch.is_alone or len(batch.attempts) == 1:
         due_at = now + retry_delay(batch.queue, max(batch.attempts.values()))
-    return _record(batch.attempts, due_at=due_at, last_error=text)
+    return _record(batch.attempts, due_at=_unless_started(due_at), last_error=text)
 
 
 def retry_delay(queue: str, attempt: int) -> timedelta:
@@ -248,27 +267,30 @@ def take_lost(queue: str, *, now: datetime) -> bool:
 
 def _first_due(queue: str, *, handed_over: bool) -> datetime | None:
     return (
-        Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=handed_over, due_at__isnull=False)
+        _admitted(queue, handed_over=handed_over)
+        .filter(due_at__isnull=False)
         .order_by("due_at", "id")
         .values_list("due_at", flat=True)
         .first()
     )
 
 
-def _due_for_check(queue: str, now: datetime) -> Any:
-    return Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=True, due_at__lte=now).order_by(
-        "due_at", "id"
-    )
+def _due_for_check(queue: str, now: datetime) -> QuerySet[Item]:
+    return _admitted(queue, handed_over=True).filter(due_at__lte=now).order_by("due_at", "id")
+
+
+def _admitted(queue: str, *, handed_over: bool) -> QuerySet[Item]:
+    # `Value`, for Django writes a plain False as `NOT handed_over`, and SQLite then reads and sorts all that runs.
+    return Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=Value(handed_over))
 
 
 def _record(attempts: dict[int, int], **columns: Any) -> bool:
     """Write to the rows that are still at their attempt. False if some are held by another transaction."""
 
     def work() -> set[int]:
-        rows = lock_by_id(Item, sorted(attempts), skip_locked=True, state=State.ADMITTED)
-        mine = {row.pk for row in rows if row.attempt == attempts[row.pk]}
-        if mine:
-            Item.objects.filter(pk__in=mine).update(**columns)
+        rows = lock_by_id(Item, sorted(attempts), ("attempt",), skip_locked=True, state=State.ADMITTED)
+        for part in chunks([row.pk for row in rows if row.attempt == attempts[row.pk]]):
+            Item.objects.filter(pk__in=part).update(**columns)
         return {row.pk for row in rows}
 
     seen = run(work, using=alias_of(Item))
@@ -277,6 +299,11 @@ def _record(attempts: dict[int, int], **columns: Any) -> bool:
         attempt == attempts[pk]
         for pk, attempt in Item.objects.filter(pk__in=unseen, state=State.ADMITTED).values_list("pk", "attempt")
     )
+
+
+def _unless_started(due_at: datetime) -> Case:
+    """A task that runs already keeps its own time: it would run a second time beside itself."""
+    return Case(When(started=True, then=F("due_at")), default=Value(due_at))
 
 
 def _decode(rows: Sequence[Item]) -> tuple[list[AdmittedItem], list[tuple[Item, ValueError]]]:
@@ -310,7 +337,7 @@ def _next(attempt: int) -> int:
 def _ask_application(settings: conf.Queue, ids: list[str]) -> list[str]:
     """Ids among these that `finished()` names; what was not asked, comes twice or is no text is passed over."""
     function = handlers.resolve(settings.finished or "", f"SEMQ['QUEUES'][{settings.alias!r}]['FINISHED']")
-    answer = function(ids)
+    answer = function(list(ids))
     if answer is None:
         return []
     if isinstance(answer, str) or not isinstance(answer, Iterable):

@@ -32,6 +32,9 @@ from django_semq.signals import item_cancelled, item_queued, item_released
 MAX_DEPTH = 100
 """Levels of lists and dicts in a body: far below what the JSON readers of all languages take."""
 
+TAKEN = ("uid", "key", "group", "grant_id", "lease_id", "attempt")
+"""What has to be known of an item that is released or cancelled."""
+
 SET_ASIDE = "set_aside"
 """The reason why items of a key wait that the pump cannot count: its error is on the key's row."""
 
@@ -126,14 +129,14 @@ class Queue:
     def release_many(self, ids: Iterable[str]) -> list[str]:
         """Release admitted items; returns the ids that were, in input order. Others are passed over."""
         wanted = _distinct(ids)
-        gone = set(self._take(lambda: lock_items(self.alias, wanted, State.ADMITTED), _returned, item_released))
+        gone = set(self._take(lambda: lock_items(self.alias, wanted, State.ADMITTED, TAKEN), _returned, item_released))
         return [uid for uid in wanted if uid in gone]
 
     def release_rows(self, rows: Mapping[int, int]) -> list[str]:
         """Release admitted items by row number and attempt: an id may belong to another item by now."""
 
         def lock() -> list[Item]:
-            items = lock_by_id(Item, sorted(rows), queue=self.alias, state=State.ADMITTED)
+            items = lock_by_id(Item, sorted(rows), TAKEN, queue=self.alias, state=State.ADMITTED)
             return [item for item in items if item.attempt == rows[item.pk]]
 
         return self._take(lock, _returned, item_released)
@@ -145,7 +148,7 @@ class Queue:
     def cancel_many(self, ids: Iterable[str]) -> list[str]:
         """Cancel queued items; returns the ids that were, in input order. Others are passed over."""
         wanted = _distinct(ids)
-        gone = set(self._take(lambda: lock_items(self.alias, wanted, State.QUEUED), _withdrawn, item_cancelled))
+        gone = set(self._take(lambda: lock_items(self.alias, wanted, State.QUEUED, TAKEN), _withdrawn, item_cancelled))
         return [uid for uid in wanted if uid in gone]
 
     def status(self, id: str) -> ItemStatus | None:

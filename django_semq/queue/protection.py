@@ -22,7 +22,7 @@ def protect(sender: type[Item], instance: Item, **kwargs: Any) -> None:
     It asks the row, which the delete's own transaction then holds: the instance may have been read before its
     item was admitted.
     """
-    for item in lock_by_id(Item, [instance.pk]):
+    for item in lock_by_id(Item, [instance.pk], ("uid", "queue", "key", "group", "state")):
         if item.state != State.QUEUED:
             state = State(item.state).name.lower()
             raise ProtectedError(

@@ -379,7 +379,6 @@ def test_an_item_of_another_handler_fails_alone_and_says_what_to_do(semq):
     assert [message["args"] for message in messages(djangoq.RUN)] == [(row.pk, row.attempt)]
 
 
-@pytest.mark.xfail(reason="admission.failed() makes tasks due again that have started")
 def test_a_task_that_runs_already_is_not_sent_again_when_the_rest_of_its_batch_fails(monkeypatch):
     """A broker that fails halfway leaves tasks that were sent, and whose workers were quick."""
     for number in range(2):

@@ -128,7 +128,6 @@ def test_an_admit_that_hangs_for_one_key_does_not_slow_down_the_others(project, 
 
 
 @pytest.mark.databases("postgres")
-@pytest.mark.xfail(reason="one call gets fresh items of all keys, and holds all their permits while it hangs")
 def test_an_admit_that_hangs_for_one_key_leaves_the_others_their_permits(project, journal):
     short = semq("admit_but_hang_on_stuck", {"ATTEMPT_TIMEOUT": 3600})
     busy = project(short | {"HOLDER": {"DEFAULT_LIMIT": 1}})
