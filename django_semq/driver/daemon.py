@@ -20,6 +20,7 @@ from django_semq import clock, conf
 from django_semq.driver.tick import Work
 from django_semq.locking import CHANNEL, FREEZE_LIMIT, alias_of
 from django_semq.models import Item
+from django_semq.queue.pump import set_daemon
 from django_semq.signals import driver_wanted
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Daemon:
         connection_created.connect(_bound_frozen_transactions, dispatch_uid="django_semq.driver.daemon")
         connections.close_all()  # A connection that is open already would go without that bound.
         _keep_connections()
+        set_daemon(self.work.wakeup.set)
         worked_at = clock.monotonic()
         while not self.stops:
             close_old_connections()
@@ -79,6 +81,7 @@ class Daemon:
             self.work.wait(BUSY_POLL)
             self.work.advance(clock.now(), takes_new=False)
         self.listener.close()
+        set_daemon(None)
         return 0
 
     def _on_signal(self, number: int, _frame: object) -> None:

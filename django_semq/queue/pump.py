@@ -66,6 +66,8 @@ SET_ASIDE = (timedelta(seconds=1), timedelta(minutes=5))
 PREPARATIONS = 3
 
 _driver: ContextVar[Callable[[], None] | None] = ContextVar("django_semq_driver", default=None)
+_daemon: Callable[[], None] | None = None
+"""Of a process that only drives: whatever thread calls, the next pass pumps."""
 
 
 @contextmanager
@@ -79,9 +81,15 @@ def driven_by(wake: Callable[[], None]) -> Iterator[None]:
         _driver.reset(token)
 
 
+def set_daemon(wake: Callable[[], None] | None) -> None:
+    """From now on this process drives for good (None: no more), and all its threads leave pumps to it."""
+    global _daemon
+    _daemon = wake
+
+
 def pump_for_caller(queue: str, keys: Iterable[str]) -> None:
     """Pump after a caller's commit. Never raises: what is left or failed goes to the driver with a wake-up."""
-    if (wake := _driver.get()) is not None:
+    if (wake := _driver.get() or _daemon) is not None:
         wake()
         return
     names = sorted(keys)

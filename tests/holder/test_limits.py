@@ -1,17 +1,12 @@
 """Where the limit of a key comes from: the operator, the project's function, the rules, the default."""
 
 import logging
+
 import pytest
 
-from django_semq import enqueue, enqueue_many, handlers, release, semaphores, status, usage
+from django_semq import enqueue, enqueue_many, release, semaphores, status, usage
 
 FUNCTION = "tests.queue.application.limits"
-
-
-@pytest.fixture(autouse=True)
-def _complain_again(monkeypatch):
-    """What misbehaves is logged once a minute: every test has a minute of its own."""
-    monkeypatch.setattr(handlers, "_quiet_until", {})
 
 
 def told(key: str) -> tuple[int | None, str]:
@@ -25,9 +20,6 @@ def ask_for(key: str = "acct-42", group: str = "", count: int = 1) -> None:
 
 def ceiling(group: str, key: str = "acct-42") -> int | None:
     return semaphores.usage(key).groups[group].ceiling
-
-
-# ----------------------------------------------------------------------------------------------------------- the order
 
 
 def test_the_operator_goes_before_the_function_the_rules_and_the_default(app):
@@ -94,9 +86,6 @@ def test_unlimited_can_be_said_by_each_of_them(app, source):
     assert (said.limit, said.source, said.footprint, said.headroom) == (None, source, 50, None)
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
-
-
 def test_ceilings_follow_the_same_order(app):
     app.configure(
         holder={"DEFAULT_LIMIT": None, "RULES": {"*": {"groups": {"a": 1, "b": 2, "c": 3}}}, "LIMITS": FUNCTION}
@@ -147,9 +136,6 @@ def test_a_ceiling_can_be_reset_alone(app):
     assert ceiling("exports") == 2
     assert told("acct-42") == (9, "override")
     assert usage()["admitted"] == 2
-
-
-# ------------------------------------------------------------------------------------------------------- the function
 
 
 def test_the_function_is_asked_once_a_minute_and_key(app):
@@ -258,9 +244,6 @@ def test_without_the_setting_the_last_answers_count_no_more(app):
     ask_for()
     app.configure(holder={})
     assert told("acct-42") == (1, "default")
-
-
-# ------------------------------------------------------------------------------------------------------ changed rules
 
 
 def test_changed_rules_are_felt_by_the_first_tick_of_a_process(app):

@@ -9,7 +9,6 @@ from django_semq import (
     InvalidLimit,
     cancel,
     clock,
-    enqueue,
     enqueue_many,
     release,
     release_many,
@@ -23,12 +22,7 @@ from tests.factories import IssuedGrantFactory, IssuedLeaseFactory, SemaphoreFac
 
 
 def many(count: int, group: str = "", prefix: str = "") -> None:
-    enqueue_many(
-        [{"key": "acct-42", "group": group, "body": {}, "id": f"{prefix}{number}"} for number in range(count)]
-    )
-
-
-# -------------------------------------------------------------------------------------------------- raising, lowering
+    enqueue_many([{"key": "acct-42", "group": group, "body": {}, "id": f"{prefix}{number}"} for number in range(count)])
 
 
 def test_a_raised_limit_is_felt_at_once(app):
@@ -93,9 +87,6 @@ def test_a_lowered_limit_takes_back_what_is_not_claimed_yet(app):
     said = semaphores.usage("acct-42")
     assert said.footprint == said.groups[""].footprint == 1
     assert [(one.permits, one.in_use) for one in said.issued] == [(2, 1)]
-
-
-# ------------------------------------------------------------------------------------------------- pausing, resuming
 
 
 def test_a_paused_key_gives_nothing_until_it_is_resumed(app):
@@ -168,9 +159,6 @@ def test_nobody_is_nudged_where_nobody_waits(app):
     assert not Nudge.objects.exists()
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
 @pytest.mark.parametrize("limit", [-1, 1.0, True, "5", 2**31, float("inf")])
 def test_what_is_no_limit_is_refused_with_what_to_give(app, limit):
     text = "give a whole number from 0 (blocks) to 2147483647, or None (unlimited)"
@@ -186,17 +174,14 @@ def test_what_is_no_limit_is_refused_with_what_to_give(app, limit):
 )
 @pytest.mark.parametrize("key", ["", None, 5, "x" * 256, "nul\0"])
 def test_what_is_no_key_is_refused(app, verb, key):
-    with pytest.raises(InvalidItem, match="^key is ") as refused:
+    with pytest.raises(InvalidItem, match=r"^key is ") as refused:
         verb(key)
     assert refused.value.field == "key"
 
 
 def test_what_is_no_group_is_refused(app):
-    with pytest.raises(InvalidItem, match="^group is 5: give a text"):
+    with pytest.raises(InvalidItem, match=r"^group is 5: give a text"):
         semaphores.pause("acct-42", group=5)
-
-
-# --------------------------------------------------------------------------------------------------------------- usage
 
 
 def test_usage_shows_what_is_out_and_with_whom(app):

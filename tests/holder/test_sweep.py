@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 
 from django_semq import cancel, clock, enqueue, release, semaphores, status
 from django_semq.holder.sweep import sweep
@@ -87,3 +88,22 @@ def test_at_most_a_hundred_go_at_once(app):
     assert Semaphore.objects.count() == 50
     assert sweep(clock.now())
     assert not sweep(clock.now())
+
+
+@pytest.mark.parametrize("word", OPERATORS_WORDS)
+def test_a_semaphore_that_is_needed_again_meanwhile_stays(app, word):
+    """Between the look for idle ones and the lock."""
+    Semaphore.objects.create(name="acct-42", idle_since=clock.now() - timedelta(days=2))
+    meanwhile = []
+
+    def speak_first(execute, sql, params, many, context):
+        found = execute(sql, params, many, context)
+        if sql.startswith("SELECT") and "idle_since" in sql and not meanwhile:
+            meanwhile.append(word)
+            OPERATORS_WORDS[word]()
+        return found
+
+    with connection.execute_wrapper(speak_first):
+        sweep(clock.now())
+    assert meanwhile
+    assert Semaphore.objects.filter(name="acct-42").exists()

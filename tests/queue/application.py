@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+import pytest
 from django.apps import apps
 from django.db import connection, connections, transaction
 from django.dispatch import Signal
 
-from django_semq import clock, signals
+from django_semq import clock, handlers, signals
 from django_semq.driver.tick import tick
 from django_semq.invariants import audit
 from django_semq.models import Item
@@ -98,43 +99,37 @@ class Application:
 
 
 _installed: list[Application] = []
-_now = clock.now
 
 
-@contextmanager
-def installed(settings: Any, blocker: Any) -> Iterator[Application]:
-    """The application of one test, configured and with the clock in its hands. Commits are real; the tables are
-    empty again afterwards, by deleting rows: flushing them as Django does takes ten times as long as the test."""
-    with blocker.unblock():
-        try:
-            yield from _installed_on_open_tables(settings)
-        finally:
-            empty_tables()
+@pytest.fixture
+def transactional_db(django_db_setup, django_db_blocker) -> Iterator[None]:
+    """Real commits, as in pytest-django's fixture of this name. The tables are emptied by deleting rows: to flush
+    them as Django does, and to send `post_migrate` for each test, takes ten times as long as most tests here."""
+    with django_db_blocker.unblock():
+        yield
+        with connection.constraint_checks_disabled(), transaction.atomic():
+            for model in apps.get_app_config("django_semq").get_models():
+                model._default_manager.all()._raw_delete(connection.alias)
 
 
-def empty_tables() -> None:
-    with connection.constraint_checks_disabled(), transaction.atomic():
-        for model in apps.get_app_config("django_semq").get_models():
-            model._default_manager.all()._raw_delete(connection.alias)
-
-
-def _installed_on_open_tables(settings: Any) -> Iterator[Application]:
+@pytest.fixture
+def app(settings, transactional_db, monkeypatch) -> Iterator[Application]:
+    """The application of one test, configured and with the clock in its hands."""
     app = Application(settings)
     app.configure()
-    _installed.append(app)
-    clock.now = lambda: _now() + app.ahead
-    receivers = [(signal, _receiver(app, name)) for name, signal in SIGNALS.items()]
-    for signal, receiver in receivers:
+    monkeypatch.setattr(handlers, "_quiet_until", {})  # Every test hears the first complaint of each kind.
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + app.ahead)
+    receivers = {signal: _receiver(app, name) for name, signal in SIGNALS.items()}
+    for signal, receiver in receivers.items():
         signal.connect(receiver, sender=Item, weak=False)
-    try:
-        yield app
-        assert app.called_in_transaction == []
-        assert not app.counters_agree or audit() == []
-    finally:
-        for signal, receiver in receivers:
-            signal.disconnect(receiver, sender=Item)
-        clock.now = _now
-        _installed.remove(app)
+    _installed.append(app)
+    yield app
+    _installed.remove(app)
+    for signal, receiver in receivers.items():
+        signal.disconnect(receiver, sender=Item)
+    assert app.called_in_transaction == []
+    assert not app.counters_agree or audit() == []
 
 
 SIGNALS: dict[str, Signal] = {

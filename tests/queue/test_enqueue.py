@@ -121,7 +121,7 @@ GOOD = {"key": "acct-42", "body": {}}
         ({**GOOD, "id": 7}, "id", "id is 7: give a text"),
         ({**GOOD, "id": "\ud800"}, "id", "id is '\\ud800': it has half of a surrogate pair"),
         ({**GOOD, "body": b""}, "body", "body is b'': it has a bytes, which JSON has not"),
-        ({**GOOD, "priority": 1}, "'priority'", "an item has no field 'priority'; it has key, body, group, id"),
+        ({**GOOD, "priority": 1}, "priority", "an item has no field 'priority'; it has key, body, group, id"),
         ("acct-42", "", "an item is 'acct-42'; give a dict"),
     ],
 )

@@ -106,11 +106,7 @@ def test_no_permit_is_left_while_somebody_with_room_waits(round):
 @given(rounds(seconds=90))
 def test_the_oldest_of_those_who_waited_for_long_always_gets_something(round):
     """A row that always holds much would else wait for ever behind newcomers."""
-    aged = [
-        row
-        for row in round.rows
-        if NOW - row.since > AGED and row.need and round.caps.get(row.group, 1) > 0
-    ]
+    aged = [row for row in round.rows if NOW - row.since > AGED and row.need and round.caps.get(row.group, 1) > 0]
     if aged and (round.free is None or round.free > 0):
         oldest = min(aged, key=lambda row: (row.since, row.client, row.group))
         assert round.shares()[oldest.client, oldest.group] >= 1
