@@ -52,6 +52,12 @@ class Daemon:
         connections.close_all()  # A connection that is open already would go without that bound.
         _keep_connections()
         set_daemon(self.work.wakeup.set)
+        try:
+            return self._drive()
+        finally:
+            set_daemon(None)
+
+    def _drive(self) -> int:
         worked_at = clock.monotonic()
         while not self.stops:
             close_old_connections()
@@ -81,7 +87,6 @@ class Daemon:
             self.work.wait(BUSY_POLL)
             self.work.advance(clock.now(), takes_new=False)
         self.listener.close()
-        set_daemon(None)
         return 0
 
     def _on_signal(self, number: int, _frame: object) -> None:

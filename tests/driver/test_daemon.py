@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
 from django_semq import clock
@@ -39,6 +39,7 @@ def daemon(settings, monkeypatch) -> Iterator[Daemon]:
     """A daemon that has found nothing to do yet, and whose next poll is far away."""
     settings.SEMQ = {"DRIVER": {"POLL_INTERVAL": 600}}
     monkeypatch.setattr(tick, "_processes", {})
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)  # It changes this for its process.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     daemon = Daemon()
     daemon.work.wakeup.close()

@@ -1,0 +1,79 @@
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_semq.invariants import audit
+from tests.concurrency.actors import Actor, Arrange, meetings
+from tests.concurrency.observer import Observer
+from tests.processes import Child
+
+HANDS_TO_NOBODY = {"ADMIT": "tests.concurrency.work.nothing"}
+QUIET = {"WAKE": False}
+"""Wake-ups through django-q2 are one more write for each admission, and here nobody listens."""
+STARTS = 60
+"""Seconds: thirty processes that start at once on a busy machine take a while."""
+
+
+@pytest.fixture
+def project(settings, monkeypatch, tmp_path) -> Callable[..., None]:
+    """Gives this process, and all that the test starts, these settings."""
+    monkeypatch.setenv("SEMQ_TEST_FOLDER", str(tmp_path))
+
+    def configure(**semq: dict) -> None:
+        semq = {"QUEUES": {"default": HANDS_TO_NOBODY}, "DRIVER": QUIET} | semq
+        settings.SEMQ = semq
+        monkeypatch.setenv("SEMQ_TEST_SETTINGS", json.dumps(semq))
+
+    configure()
+    return configure
+
+
+@pytest.fixture
+def spawn(transactional_db, project, spawn) -> Callable[..., Child]:
+    """`tests.processes.spawn` in the small project of these tests; `faults` are what goes wrong there."""
+
+    def start(*args: object, faults: dict[str, dict] | None = None) -> Child:
+        env = {
+            "DJANGO_SETTINGS_MODULE": "tests.concurrency.settings",
+            "SEMQ_TEST_FAULTS": json.dumps(faults or {}),
+        }
+        return spawn(*args, env=env)
+
+    return start
+
+
+@pytest.fixture
+def observer(tmp_path) -> Observer:
+    return Observer(tmp_path / "events")
+
+
+@pytest.fixture
+def actors(spawn) -> Callable[..., list[Actor]]:
+    """Starts that many processes that do what the test tells them."""
+
+    def start(number: int, **how: Any) -> list[Actor]:
+        children = [spawn("tests.concurrency.actor", **how) for _one in range(number)]
+        for child in children:
+            child.wait_for_line("ready", STARTS)
+        return [Actor(child) for child in children]
+
+    return start
+
+
+@pytest.fixture
+def meet(actors) -> Callable[..., Iterator[tuple[str, Any, Any]]]:
+    """Every way in which two orders can meet, either falling into the other: see `meetings`.
+
+    Yields the name of the rows and what each order returned. At the end every counter must be right.
+    """
+
+    def run(arrange: Arrange, **how: bool) -> Iterator[tuple[str, Any, Any]]:
+        one, other = actors(2)
+        yield from meetings(one, other, arrange, "a", **how)
+        turned = meetings(other, one, lambda name: arrange(name)[::-1], "b", **how)
+        yield from ((name, mine, yours) for name, yours, mine in turned)
+        assert audit() == []
+
+    return run
