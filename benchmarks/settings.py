@@ -6,7 +6,7 @@ os.environ.setdefault("SEMQ_TEST_DB", "postgres")
 os.environ.setdefault("SEMQ_TEST_NAME", "semq_bench")
 os.environ["SEMQ_TEST_CHILD"] = "1"
 
-from tests.settings import *  # noqa: E402, F403
+from tests.settings import *  # noqa: F403
 
 DATABASES["default"]["CONN_MAX_AGE"] = None  # noqa: F405
 

@@ -60,6 +60,8 @@ Exchange = Callable[[Sequence[Envelope]], list[Answer]]
 
 BATCH_KEYS = 100
 NUDGES_PER_ROUND = 10_000
+PERMITS_PER_ROUND = 2_000
+"""Of one group: a key without a limit must not hold the database for the length of its backlog."""
 CALLER_ROUNDS = 3
 """Rounds a caller's hook pumps at most: what is left is the driver's, so that no request pays for others' work."""
 SET_ASIDE = (timedelta(seconds=1), timedelta(minutes=5))
@@ -353,7 +355,12 @@ class _Turn:
         self.oldest: dict[tuple[str, str], datetime] = {}
         self.changed: set[tuple[str, str]] = set()
         self.returned: list[Grant] = []
+        self.by_key: dict[str, list[KeyGroup]] = defaultdict(list)
+        """The groups, once all nudges are folded."""
         self.short: set[str] = set()
+        """Keys that got fewer items than they counted."""
+        self.more: set[str] = set()
+        """Keys that could have more permits, in another round."""
         self.newly_blocked: list[KeyGroup] = []
 
     def take(self) -> _Turn:
@@ -480,13 +487,21 @@ class _Turn:
         return offers
 
     def demand_of(self, name: str) -> tuple[GroupDemand, ...]:
-        """What waits, and 0 for a group that was refused and waits no more: else the holder would still keep a
-        part for it."""
+        """What waits, as far as one round takes it, and 0 for a group that was refused and waits no more: else the
+        holder would still keep a part for it."""
         return tuple(
-            GroupDemand(group.name, max(0, group.queued), self.oldest.get(at, self.now))
-            for at, group in sorted(self.groups.items())
-            if at[0] == name and (group.queued > 0 or group.blocked_reason)
+            GroupDemand(
+                group.name, min(max(0, group.queued), PERMITS_PER_ROUND), self.oldest.get((name, group.name), self.now)
+            )
+            for group in self.groups_of(name)
+            if group.queued > 0 or group.blocked_reason
         )
+
+    def groups_of(self, name: str) -> list[KeyGroup]:
+        if not self.by_key:
+            for at, group in sorted(self.groups.items()):
+                self.by_key[at[0]].append(group)
+        return self.by_key[name]
 
     def write_returned(self) -> None:
         """The holder has the reports in this same transaction: what is all back goes, the rest is acknowledged."""
@@ -497,16 +512,14 @@ class _Turn:
 
     def take_blocked(self, name: str, reply: Reply) -> None:
         reasons = {blocked.group: str(blocked.reason) for blocked in reply.blocked}
-        for at, group in self.groups.items():
-            if at[0] != name:
-                continue
+        for group in self.groups_of(name):
             reason = reasons.get(group.name, "")
             if reason == BlockedReason.FAIR_SHARE:
                 self.short.add(name)  # Whom the permit is kept for may want it no more, and tells nobody.
             if reason != group.blocked_reason:
                 group.blocked_reason = reason
                 group.blocked_at = self.now if reason else None
-                self.changed.add(at)
+                self.changed.add((name, group.name))
                 if reason:
                     self.newly_blocked.append(group)
 
@@ -530,6 +543,8 @@ class _Turn:
             group.admitted += offer.got
             if offer.got < offer.permits:
                 self.short.add(offer.key.name)
+            elif group.queued > 0 and not group.blocked_reason:
+                self.more.add(offer.key.name)
         _answers(
             exchange,
             [
@@ -593,6 +608,8 @@ class _Turn:
             due_at = key.due_at
             if name in self.short:
                 due_at = self.now + conf.settings().driver.poll_interval
+            elif name in self.more:
+                due_at = clock.LONG_AGO
             elif name in busy:
                 due_at = None if was_due else due_at
             elif was_due:
