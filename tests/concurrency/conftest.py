@@ -5,15 +5,10 @@ from typing import Any
 import pytest
 
 from django_semq.invariants import audit
+from tests.concurrency import HANDS_TO_NOBODY, QUIET, STARTS
 from tests.concurrency.actors import Actor, Arrange, meetings
 from tests.concurrency.observer import Observer
 from tests.processes import Child
-
-HANDS_TO_NOBODY = {"ADMIT": "tests.concurrency.work.nothing"}
-QUIET = {"WAKE": False}
-"""Wake-ups through django-q2 are one more write for each admission, and here nobody listens."""
-STARTS = 60
-"""Seconds: thirty processes that start at once on a busy machine take a while."""
 
 
 @pytest.fixture

@@ -30,6 +30,13 @@ def no_round() -> None:
     service.allocate = allocate
 
 
+def patient_callers() -> None:
+    """Callers' hooks go on for as many rounds as it takes; they leave the rest to the driver after a few."""
+    from django_semq.queue import pump
+
+    pump.CALLER_ROUNDS = 1_000_000
+
+
 def impatient(**seconds: float) -> None:
     """Waits of the library that no setting shortens."""
     for path, value in seconds.items():

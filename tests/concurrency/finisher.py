@@ -1,8 +1,7 @@
 """A process that enqueues, and releases one admitted item after the other: with its like it must finish everything.
 
-Nothing is handed over and no driver runs, so the callers' hooks go on for as many rounds as it takes: usually they
-leave the rest to the driver after a few. Arguments: name, items to enqueue, seconds without any movement after which
-it gives up.
+Nothing is handed over and no driver runs. Arguments: name, items to enqueue, seconds without any movement after
+which it gives up.
 """
 
 import random
@@ -15,13 +14,11 @@ django.setup()
 
 from django_semq import enqueue, release  # noqa: E402
 from django_semq.models import Item, State  # noqa: E402
-from django_semq.queue import pump  # noqa: E402
 
 KEY = "key"
 
 
 def main(name: str, number: int, patience: float) -> None:
-    pump.CALLER_ROUNDS = 1_000_000
     made = released = 0
     moved_at = time.monotonic()
     while True:

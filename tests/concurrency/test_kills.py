@@ -13,8 +13,7 @@ from functools import partial
 import pytest
 
 from django_semq.models import Item, State
-from tests.concurrency import loaded
-from tests.concurrency.conftest import QUIET, STARTS
+from tests.concurrency import QUIET, STARTS, loaded
 from tests.concurrency.observer import Event, Observer, exceeded
 from tests.concurrency.states import leftovers, open_transactions, wait_until
 from tests.processes import Child, kill9
@@ -118,7 +117,7 @@ class Crowd:
 
 @pytest.fixture
 def crowd(spawn) -> Crowd:
-    return Crowd(spawn, seed=random.randrange(10**6))
+    return Crowd(spawn, seed=int(os.environ.get("SEMQ_TEST_SEED", random.randrange(10**6))))
 
 
 def wait_for_the_end(bound: float) -> None:

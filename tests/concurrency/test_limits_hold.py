@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from tests.concurrency import loaded
-from tests.concurrency.conftest import QUIET, STARTS
+from tests.concurrency import QUIET, STARTS, loaded
 from tests.concurrency.observer import Observer, exceeded, longest_neglect, peaks
 from tests.concurrency.states import leftovers, wait_until
 from tests.processes import Child

@@ -9,8 +9,8 @@ from django_semq import clock, enqueue, queues
 from django_semq.invariants import audit
 from django_semq.models import Item, Semaphore, State
 from django_semq.queue import admission
+from tests.concurrency import HANDS_TO_NOBODY, QUIET
 from tests.concurrency.actors import Actor
-from tests.concurrency.conftest import HANDS_TO_NOBODY, QUIET
 from tests.concurrency.rows import enqueue_all, enqueue_only, footprint, state
 from tests.concurrency.states import wait_until
 
@@ -208,7 +208,7 @@ def test_even_a_duplicate_that_lost_a_race_delays_nobody_else(actors):
 
 def test_thirty_processes_that_meet_new_keys_at_once_die_of_nothing(actors, project):
     project(HOLDER={"DEFAULT_LIMIT": 100})
-    crowd = actors(30)
+    crowd = actors(30, faults={"patient_callers": {}})
     keys = [f"key {number}" for number in range(10)]
     for number, one in enumerate(crowd):
         mine = random.Random(number).sample(keys, len(keys))
