@@ -19,28 +19,31 @@ import django
 django.setup()
 
 from django.db import connection, transaction  # noqa: E402
+from django.db.models import ProtectedError  # noqa: E402
 from django.db.models.signals import post_delete, pre_delete  # noqa: E402
 
-from django_semq import clock, invariants, queues  # noqa: E402
-from django_semq.driver.tick import tick  # noqa: E402
+from django_semq import clock, invariants, queues, semaphores  # noqa: E402
 from django_semq.holder.sweep import sweep  # noqa: E402
+from django_semq.models import Item  # noqa: E402
 from django_semq.queue import admission  # noqa: E402
-from django_semq.queue.pump import driven_by, pump  # noqa: E402
+from django_semq.queue.pump import pump  # noqa: E402
 
 
 def enqueue(queue: str, key: str, *ids: str) -> list[str]:
     return queues[queue].enqueue_many([{"key": key, "body": None, "id": uid} for uid in ids]).queued
 
 
-def enqueue_only(queue: str, key: str, *ids: str) -> list[str]:
-    """Commit, and leave the pump to others."""
-    with driven_by(lambda: None):
-        return enqueue(queue, key, *ids)
+def delete(uid: str) -> bool:
+    """As the admin does, and any code of the project."""
+    try:
+        return bool(Item.objects.filter(uid=uid).delete()[0])
+    except ProtectedError:
+        return False
 
 
-def release_only(queue: str, uid: str) -> bool:
-    with driven_by(lambda: None):
-        return queues[queue].release(uid)
+def claim(queue: str) -> list[str]:
+    batches = admission.claim(queue, now=clock.now(), without=(), calls=4)
+    return [item.id for batch in batches for item in batch.items]
 
 
 def mark(queue: str, row: int, attempt: int) -> bool:
@@ -60,15 +63,16 @@ def undone_then(queue: str, key: str, undone: str, kept: str) -> None:
 VERBS = {
     "undone_then": undone_then,
     "enqueue": enqueue,
-    "enqueue_only": enqueue_only,
     "release": lambda queue, uid: queues[queue].release(uid),
-    "release_only": release_only,
     "cancel": lambda queue, uid: queues[queue].cancel(uid),
     "pump": lambda queue, *keys: pump(queue, keys, now=clock.now()).admitted,
+    "delete": delete,
+    "claim": claim,
     "mark": mark,
+    "set_limit": semaphores.set_limit,
+    "resume": semaphores.resume,
     "repair": lambda: invariants.repair(invariants.audit(), now=clock.now()),
     "sweep": lambda: sweep(clock.now()),
-    "tick": lambda: str(tick(threads=0)),
 }
 
 

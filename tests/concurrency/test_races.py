@@ -5,7 +5,7 @@ import random
 import pytest
 from django.db import connection
 
-from django_semq import clock, enqueue, queues
+from django_semq import clock, enqueue, queues, semaphores
 from django_semq.invariants import audit
 from django_semq.models import Item, Semaphore, State
 from django_semq.queue import admission
@@ -27,6 +27,34 @@ def test_of_a_cancel_and_a_pump_exactly_one_gets_the_item(meet):
     for name, cancelled, _admitted in meet(arrange):
         assert state(name) == ("gone" if cancelled else "admitted"), name
         assert footprint(name) == (0 if cancelled else 1), name
+
+
+def test_of_a_delete_by_the_orm_and_a_pump_exactly_one_gets_the_item(meet):
+    def arrange(name):
+        enqueue_only(name, name)
+        return [["delete", name]], [["pump", "default", name]]
+
+    for name, deleted, _admitted in meet(arrange):
+        assert state(name) == ("gone" if deleted else "admitted"), name
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_of_two_enqueues_of_one_id_exactly_one_stores_it(meet, atomic):
+    def arrange(name):
+        return [["enqueue", "default", name, name]], [["enqueue", "default", name, name]]
+
+    for name, mine, yours in meet(arrange, atomic=atomic):
+        assert sorted([mine, yours]) == [[], [name]], name
+        assert state(name) == "admitted", name
+
+
+def test_of_two_drivers_exactly_one_hands_an_item_over(meet):
+    def arrange(name):
+        enqueue(name, None, id=name)
+        return [["claim", "default"]], [["claim", "default"]]
+
+    for name, mine, yours in meet(arrange):
+        assert sorted([mine, yours]) == [[], [name]], name
 
 
 def test_an_item_is_released_once_and_its_permit_comes_back_once(meet):
@@ -121,6 +149,24 @@ def test_two_queues_that_share_a_key_are_both_served_by_their_callers(meet, proj
         assert Semaphore.objects.get(name=name).footprint == 2
 
 
+def test_a_raised_limit_is_felt_by_an_item_that_comes_meanwhile(meet):
+    def arrange(name):
+        enqueue(name, None, id=f"{name} runs")
+        return [["set_limit", name, 2]], [["enqueue", "default", name, name]]
+
+    for name, _set, _queued in meet(arrange):
+        assert state(name) == "admitted", name
+
+
+def test_a_lifted_pause_is_felt_by_an_item_that_comes_meanwhile(meet):
+    def arrange(name):
+        semaphores.pause(name)
+        return [["resume", name]], [["enqueue", "default", name, name]]
+
+    for name, _resumed, _queued in meet(arrange):
+        assert state(name) == "admitted", name
+
+
 def test_a_savepoint_that_rolls_back_takes_no_other_wake_up_with_it(actors):
     (caller,) = actors(1)
     caller.do(["undone_then", "default", "key", "undone", "kept"])
@@ -151,20 +197,20 @@ def test_an_item_whose_cancel_rolls_back_is_admitted_by_the_driver(actors, spawn
 @pytest.mark.databases("postgres", "mariadb")  # SQLite has one writer: an open transaction stops everybody.
 @pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("verb", ["enqueue", "release", "cancel", "duplicate"])
-def test_a_caller_that_keeps_its_transaction_open_delays_nobody_else(actors, project, verb, rows):
+def test_a_caller_that_keeps_its_transaction_open_delays_nobody_else(actors, project, fresh, verb, rows):
     project(HOLDER={"DEFAULT_LIMIT": 3})
     keys = ("same", "other")
-    stored = [(keys[number % 2], f"{number}") for number in range(rows)]
-    enqueue("same", None, id="runs")
-    enqueue_only("same", "waits")
-    for key, uid in stored:
-        enqueue_only(key, uid)
+    runs, waits, new = (f"{fresh} {name}" for name in ("runs", "waits", "new"))
+    enqueue("same", None, id=runs)
+    enqueue_only("same", waits)
+    for number in range(rows):
+        enqueue_only(keys[number % 2], f"{fresh} {number}")
     holding, others = actors(2)
     held = {
-        "enqueue": (["enqueue", "default", "same", "new"], "new"),
-        "release": (["release", "default", "runs"], "runs"),
-        "cancel": (["cancel", "default", "waits"], "waits"),
-        "duplicate": (["enqueue", "default", "same", "runs"], None),
+        "enqueue": (["enqueue", "default", "same", new], new),
+        "release": (["release", "default", runs], runs),
+        "cancel": (["cancel", "default", waits], waits),
+        "duplicate": (["enqueue", "default", "same", runs], None),
     }
     call, mine = held[verb]
     holding.start(call, holds=True)
@@ -172,8 +218,8 @@ def test_a_caller_that_keeps_its_transaction_open_delays_nobody_else(actors, pro
 
     others.do(["pump", "default", *keys])
     for key in keys:
-        others.do(["enqueue", "default", key, f"{key} late"])
-        others.do(["cancel", "default", f"{key} late"])
+        others.do(["enqueue", "default", key, f"{fresh} {key} late"])
+        others.do(["cancel", "default", f"{fresh} {key} late"])
     finish_all_but(mine, others)
     assert not holding.outcome(), "it was to be open all the time"
 
