@@ -24,6 +24,7 @@ from django.db.models.fields import BigIntegerField, IntegerField
 
 from django_semq import clock, conf
 from django_semq.exceptions import shown
+from django_semq.holder.service import GRANT_FOOTPRINT
 from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run, snapshot
 from django_semq.models import (
     Ceiling,
@@ -237,10 +238,9 @@ def _footprints(name: str | None) -> Iterator[Finding]:
 def footprints(semaphores: QuerySet[Semaphore]) -> tuple[Counter[tuple[int, str]], Counter[int]]:
     """Permits that count, summed over what is issued: by (semaphore, group), and by semaphore."""
     of_group: Counter[tuple[int, str]] = Counter()
-    granted = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
     leased = Case(When(state=IssuedLease.State.RETIRED, then=F("drawn")), default=F("permits")) - F("released")
     for rows, counted in (
-        (IssuedGrant.objects.filter(semaphore__in=semaphores), granted),
+        (IssuedGrant.objects.filter(semaphore__in=semaphores), GRANT_FOOTPRINT),
         (IssuedLease.objects.filter(semaphore__in=semaphores), leased),
     ):
         for semaphore, group, permits in (

@@ -1,6 +1,6 @@
 """Answers messages: absorbs reports, computes the round of each key, issues grants. The only writer of what is issued.
 
-It opens no transaction: whoever calls `exchange` does, and holds the semaphores' locks until its end. Reports
+`Books` opens no transaction: whoever makes one does, and holds the semaphores' locks until its end. Reports
 are absorbed before the rounds of the same message, so what came back is given again at once; a permit is
 issued only if the footprint stays within limit and ceiling, and every other step lowers a footprint or keeps it.
 """
@@ -43,20 +43,10 @@ from django_semq.protocol.messages import (
 )
 from django_semq.signals import keys_nudged
 
+GRANT_FOOTPRINT = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
+"""`ledger.footprint` in SQL."""
 GroupAt = tuple[int, str]
 """(semaphore id, group)"""
-
-
-def exchange(messages: Sequence[Envelope], *, now: datetime) -> list[Reply | HolderRefused]:
-    """Answer each message, in order, in the caller's transaction.
-
-    Repeating a message is safe: counts merge by max. Raises `Unprepared` for keys without a row or with too old
-    an answer of the LIMITS function, with nothing written.
-    """
-    books = Books(now)
-    replies = books.exchange(messages)
-    books.write()
-    return replies
 
 
 def prepare(names: Sequence[str], *, client_id: str, queue: str, now: datetime) -> None:
@@ -133,6 +123,11 @@ class Books:
         """Semaphores whose footprint fell, with the client that made the room."""
 
     def exchange(self, messages: Sequence[Envelope]) -> list[Reply | HolderRefused]:
+        """Answer each message, in order; nothing is written before `write`.
+
+        Repeating a message is safe: counts merge by max. Raises `Unprepared` for keys without a row or with too old
+        an answer of the LIMITS function.
+        """
         self.open(sorted({envelope.key for envelope in messages} - self.semaphores.keys()))
         self.know({envelope.message.client_id for envelope in messages})
         self.read_issued(report.grant_id for envelope in messages for report in envelope.message.grants)
@@ -188,11 +183,10 @@ class Books:
         shared = [pk for pk, rows in self.demands.items() if len(ours | {client for client, _group in rows}) > 1]
         held: dict[tuple[int, int, str], int] = {}
         for part in chunks(sorted(shared)):
-            counted = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
             for *at, permits in (
                 IssuedGrant.objects.filter(semaphore_id__in=part)
                 .values_list("semaphore_id", "client_id", "group")
-                .annotate(held=Sum(counted))
+                .annotate(held=Sum(GRANT_FOOTPRINT))
             ):
                 held[at[0], at[1], at[2]] = permits
         return held

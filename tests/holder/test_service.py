@@ -27,6 +27,14 @@ from django_semq.protocol.messages import (
 NOON = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 
 
+def exchange(messages, *, now):
+    """A conversation of one exchange."""
+    books = service.Books(now)
+    replies = books.exchange(messages)
+    books.write()
+    return replies
+
+
 class Holder:
     """The holder of the key "k", asked by clients that are not in this project."""
 
@@ -52,7 +60,7 @@ class Holder:
         return self.send(Envelope("k", PermitSync(client, reports)))
 
     def send(self, *envelopes: Envelope) -> Reply:
-        replies = locking.run(lambda: service.exchange(envelopes, now=self.now), using="default")
+        replies = locking.run(lambda: exchange(envelopes, now=self.now), using="default")
         assert audit() == []
         return replies[-1]
 
@@ -243,7 +251,7 @@ def test_messages_for_many_keys_are_answered_in_order(holder):
     service.prepare(["a", "z"], client_id="shop", queue="", now=NOON)
     keys = ["z", "k", "a"]
     replies = locking.run(
-        lambda: service.exchange(
+        lambda: exchange(
             [Envelope(key, PermitRequest("shop", (GroupDemand(key, 1, NOON),))) for key in keys], now=NOON
         ),
         using="default",
