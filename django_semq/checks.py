@@ -16,8 +16,8 @@ from django.db import DatabaseError, connections
 
 from django_semq import clock, conf, handlers
 from django_semq.exceptions import Misconfigured
-from django_semq.locking import alias_of
 from django_semq.models import Item, Semaphore
+from django_semq.rows import alias_of
 
 TAG = "django_semq"
 STALE_SCHEDULE = timedelta(minutes=3)

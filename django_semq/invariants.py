@@ -25,7 +25,7 @@ from django.db.models.fields import BigIntegerField, IntegerField
 from django_semq import clock, conf
 from django_semq.exceptions import shown
 from django_semq.holder.service import GRANT_FOOTPRINT
-from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run, snapshot
+from django_semq.locking import delete_by_id, lock_semaphores, run, snapshot
 from django_semq.models import (
     Ceiling,
     Client,
@@ -41,6 +41,7 @@ from django_semq.models import (
     State,
 )
 from django_semq.queue.pump import with_keys
+from django_semq.rows import alias_of
 
 logger = logging.getLogger(__name__)
 

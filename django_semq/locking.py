@@ -20,18 +20,16 @@ from datetime import timedelta
 from typing import TypeVar
 from weakref import WeakSet
 
-from django.db import DatabaseError, connections, models, router, transaction
+from django.db import DatabaseError, connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_semq import clock
 from django_semq.exceptions import TransactionOpen
 from django_semq.models import Item, Key, Semaphore, State
+from django_semq.rows import alias_of, chunks, select, select_tuples
 
 T = TypeVar("T")
 M = TypeVar("M", bound=models.Model)
-
-CHUNK = 500
-"""Values in one IN list or insert: SQLite before 3.32 takes 999 variables, and plans of long lists are slow."""
 
 TRIES = 5
 CHANNEL = "django_semq"
@@ -50,10 +48,6 @@ _other_isolation: WeakSet[BaseDatabaseWrapper] = WeakSet()
 
 class _WrongIsolation(Exception):
     """The session's transactions do not start at READ COMMITTED."""
-
-
-def alias_of(model: type[models.Model]) -> str:
-    return router.db_for_write(model)
 
 
 def refuse_if_open(what: str) -> None:
@@ -121,46 +115,29 @@ def after_commit(hook: Callable[[], None], *, using: str) -> None:
 
 def lock_keys(queue: str, names: Sequence[str]) -> list[Key]:
     """The keys among these whose rows this transaction now holds; missing and locked ones are left out."""
-    connection = connections[alias_of(Key)]
-    names = sorted(names)
-    if connection.vendor == "mysql":
-        # A scan of a small table would lock, and so hide, keys that nobody asked for: their wake-up would be lost.
-        sql = (
-            f"SELECT * FROM {Key._meta.db_table} FORCE INDEX (semq_key_name)"
-            f" WHERE queue = %s AND name IN ({_marks(names)}) ORDER BY name FOR UPDATE SKIP LOCKED"
-        )
-        return list(Key.objects.get_queryset().raw(sql, [queue, *names]))
-    rows = Key.objects.filter(queue=queue, name__in=names).order_by("name")
-    return list(_locking(rows, connection, skip_locked=True))
+    # By the index: a scan of a small table would lock, and so hide, keys that nobody asked for: their wake-up would
+    # be lost.
+    condition = f"queue = %s AND name IN %s ORDER BY name {_lock(Key, skip_locked=True)}"
+    return select(Key, condition, queue, sorted(names), index="semq_key_name")
 
 
 def lock_semaphores(names: Sequence[str]) -> list[Semaphore]:
     """The semaphores of these names, locked, in the order of their names; missing ones are left out."""
-    connection = connections[alias_of(Semaphore)]
-    names = sorted(names)
-    if connection.vendor == "mysql":
-        sql = (
-            f"SELECT * FROM {Semaphore._meta.db_table} FORCE INDEX (semq_semaphore_name)"
-            f" WHERE name IN ({_marks(names)}) ORDER BY name FOR UPDATE"
-        )
-        return list(Semaphore.objects.get_queryset().raw(sql, names))
-    rows = Semaphore.objects.filter(name__in=names).order_by("name")
-    return list(_locking(rows, connection))
+    condition = f"name IN %s ORDER BY name {_lock(Semaphore)}"
+    return select(Semaphore, condition, sorted(names), index="semq_semaphore_name")
 
 
 def lock_items(queue: str, uids: Sequence[str], state: State, fields: Sequence[str]) -> list[Item]:
     """Those of these items that are in this state, locked, with these fields. Waits for a pump or another caller on
     the same item."""
-    connection = connections[alias_of(Item)]
-    mine = Item.objects.filter(queue=queue)
     found: list[Item] = []
     for part in chunks(sorted(uids)):
-        if connection.vendor == "mysql":
-            ids = list(mine.filter(uid__in=part).order_by("pk").values_list("pk", flat=True))
-            found += lock_by_id(Item, ids, fields, state=state)
+        if connections[alias_of(Item)].vendor == "mysql":
+            ids = select_tuples(Item, ["id"], "queue = %s AND uid IN %s ORDER BY id", queue, part)
+            found += lock_by_id(Item, [pk for (pk,) in ids], fields, state=state)
         else:
-            rows = mine.filter(uid__in=part, state=state).only(*fields).order_by("pk")
-            found += _locking(rows, connection)
+            condition = f"queue = %s AND uid IN %s AND state = %s ORDER BY id {_lock(Item)}"
+            found += select(Item, condition, queue, part, int(state), fields=fields)
     return found
 
 
@@ -169,29 +146,27 @@ def lock_by_id(
 ) -> list[M]:
     """The rows of these ids whose columns equal the given values, locked, in the order of their ids, with these
     fields (the body of an item may be large)."""
-    connection = connections[alias_of(model)]
+    values = [int(value) if isinstance(value, int) else value for value in equal.values()]
+    lock = _lock(model, skip_locked=skip_locked)
     found: list[M] = []
     for part in chunks(ids):
-        if connection.vendor == "mysql":
+        if connections[alias_of(model)].vendor == "mysql":
             columns = ", ".join(f"t.`{name}`" for name in ("id", *fields))
             where = " AND ".join(f"t.`{name}` = %s" for name in equal)
-            sql = (
-                f"SELECT {columns} FROM {_rows_by_id(model, part)}"
-                f"{' WHERE ' + where if where else ''} ORDER BY t.id FOR UPDATE"
-                f"{' SKIP LOCKED' if skip_locked else ''}"
-            )
-            values = [int(value) if isinstance(value, int) else value for value in equal.values()]
-            found += model._default_manager.get_queryset().raw(sql, [*part, *values])
+            sql = f"SELECT {columns} FROM {_rows_by_id(model, part)}{' WHERE ' + where if where else ''}"
+            found += model._default_manager.raw(f"{sql} ORDER BY t.id {lock}", [*part, *values])
         else:
-            rows = model._default_manager.filter(pk__in=part, **equal).only("pk", *fields).order_by("pk")
-            found += _locking(rows, connection, skip_locked=skip_locked)
+            where = "".join(f" AND {{{name}}} = %s" for name in equal)
+            found += select(model, f"id IN %s{where} ORDER BY id {lock}", part, *values, fields=fields)
     return found
 
 
-def lock_due(rows: models.QuerySet[M], count: int) -> list[M]:
-    """The first rows of an ordered queryset, locked, passing over locked ones. An index must serve the order:
-    InnoDB locks every row that a sort has to look at, and others then see an empty queue."""
-    return list(_locking(rows, connections[rows.db], skip_locked=True)[:count])
+def lock_due(condition: str, *values: object, count: int) -> list[Item]:
+    """The first due items that fulfil the condition, locked, passing over locked ones."""
+    # By the index that serves the order: InnoDB locks every row that a sort has to look at, and others then see an
+    # empty queue.
+    order = f"ORDER BY due_at, id LIMIT {count:d} {_lock(Item, skip_locked=True)}"
+    return select(Item, f"{condition} {order}", *values, index="semq_item_due")
 
 
 def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[int, int]]:
@@ -206,7 +181,7 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
     connection = connections[alias_of(Item)]
     quote = connection.ops.quote_name
     force = "FORCE INDEX (semq_item_oldest)" if connection.vendor == "mysql" else ""
-    lock = {"postgresql": "FOR NO KEY UPDATE SKIP LOCKED", "mysql": "FOR UPDATE SKIP LOCKED"}
+    lock = _lock(Item, skip_locked=True)
     found: list[tuple[int, int]] = []
     with connection.cursor() as cursor:
         for start in range(0, len(wants), 100):
@@ -214,7 +189,7 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
             selects = [
                 f"SELECT * FROM (SELECT {start + position} AS want, id FROM {Item._meta.db_table} {force}"
                 f" WHERE queue = %s AND {quote('key')} = %s AND {quote('group')} = %s AND state <= {State.QUEUED:d}"
-                f" ORDER BY state, id LIMIT {count:d} {lock.get(connection.vendor, '')}) x{start + position}"
+                f" ORDER BY state, id LIMIT {count:d} {lock}) x{start + position}"
                 for position, (_key, _group, count) in enumerate(part)
             ]
             values = [value for key, group, _count in part for value in (queue, key, group)]
@@ -226,32 +201,13 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
 
 def delete_by_id(model: type[models.Model], ids: Iterable[int]) -> None:
     """Delete exactly these rows. No signal is sent and nothing is collected: our tables have no cascades to run."""
-    using = alias_of(model)
-    connection = connections[using]
+    connection = connections[alias_of(model)]
     for part in chunks(sorted(ids)):
         if connection.vendor == "mysql":
             _execute(connection, f"DELETE t FROM {_rows_by_id(model, part)}", part)
         else:
-            model._default_manager.filter(pk__in=part)._raw_delete(using)
-
-
-def write_back(model: type[M], rows: Sequence[M], fields: Sequence[str], unique: Sequence[str] = ("id",)) -> None:
-    """Write different values to many rows that this transaction owns, missing rows included, in one statement:
-    an upsert, where `bulk_update` would build a CASE for each row and column. `unique` names the columns that
-    tell the row; without the id among them, rows with and without an id go into the same statement."""
-    if not rows:
-        return
-    if "id" not in unique:
-        for row in rows:
-            row.pk = None
-    mysql = connections[alias_of(model)].vendor == "mysql"
-    model._default_manager.bulk_create(
-        rows,
-        batch_size=CHUNK,
-        update_conflicts=True,
-        update_fields=fields,
-        unique_fields=None if mysql else unique,
-    )
+            table = connection.ops.quote_name(model._meta.db_table)
+            _execute(connection, f"DELETE FROM {table} WHERE id IN ({_marks(part)})", part)
 
 
 def notify(queue: str) -> None:
@@ -259,10 +215,6 @@ def notify(queue: str) -> None:
     connection = connections[alias_of(Item)]
     if connection.vendor == "postgresql":
         _execute(connection, "SELECT pg_notify(%s, %s)", [CHANNEL, queue])
-
-
-def chunks(values: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 # --------------------------------------------------------------------------------------------------------- internals
@@ -317,13 +269,11 @@ def _isolation(connection: BaseDatabaseWrapper) -> str | None:
     return connection.isolation_level  # type: ignore[attr-defined, no-any-return]
 
 
-def _locking(
-    rows: models.QuerySet[M], connection: BaseDatabaseWrapper, *, skip_locked: bool = False
-) -> models.QuerySet[M]:
-    if connection.vendor == "sqlite":
-        return rows  # its one write lock is held since BEGIN IMMEDIATE
-    no_key = connection.features.has_select_for_no_key_update
-    return rows.select_for_update(skip_locked=skip_locked, no_key=no_key)
+def _lock(model: type[models.Model], *, skip_locked: bool = False) -> str:
+    """The locking clause. SQLite has none: its one write lock is held since BEGIN IMMEDIATE."""
+    vendor = connections[alias_of(model)].vendor
+    clause = {"postgresql": "FOR NO KEY UPDATE", "mysql": "FOR UPDATE"}.get(vendor, "")
+    return f"{clause} SKIP LOCKED" if clause and skip_locked else clause
 
 
 def _rows_by_id(model: type[models.Model], ids: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ from django_semq.admin.base import (
     text_filter,
 )
 from django_semq.exceptions import UnknownQueue
-from django_semq.locking import alias_of, chunks, join, lock_by_id
+from django_semq.locking import join, lock_by_id
 from django_semq.models import (
     Driver,
     Grant,
@@ -50,6 +50,7 @@ from django_semq.models import (
 )
 from django_semq.protocol.messages import BlockedReason
 from django_semq.queue.items import Queue, queues
+from django_semq.rows import alias_of, chunks
 
 REASONS: dict[str, Promise] = {
     BlockedReason.KEY_LIMIT: _("the limit of the key is reached"),

@@ -27,9 +27,10 @@ from django_semq.api.serializers import (
     LeaseSerializer,
 )
 from django_semq.exceptions import InvalidItem, TasksOnly
-from django_semq.locking import alias_of, join, lock_by_id
+from django_semq.locking import join, lock_by_id
 from django_semq.models import Grant, Item, Key, KeyGroup, Lease, State
 from django_semq.queue.items import Queue, queues
+from django_semq.rows import alias_of
 
 M = TypeVar("M", bound=Model)
 

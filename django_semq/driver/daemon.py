@@ -18,9 +18,10 @@ from django.db.backends.signals import connection_created
 
 from django_semq import clock, conf
 from django_semq.driver.tick import Work
-from django_semq.locking import CHANNEL, FREEZE_LIMIT, alias_of
+from django_semq.locking import CHANNEL, FREEZE_LIMIT
 from django_semq.models import Item
 from django_semq.queue.pump import set_daemon
+from django_semq.rows import alias_of
 from django_semq.signals import driver_wanted
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from django_semq.models import Driver, Key
 from django_semq.queue import admission
 from django_semq.queue.admission import Check, HandOver
 from django_semq.queue.pump import BATCH_KEYS, driven_by, nudged_after, pump
+from django_semq.rows import select
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +110,11 @@ class Work:
             aliases = list(conf.settings().queues)
             start = self.turn % len(aliases)  # No queue is always served first.
             for alias in aliases[start:] + aliases[:start]:
-                moved |= self.part("pump", partial(self.pump, alias, now))
+                # First what waits for nothing but us: most wake-ups say that an item is admitted.
                 if takes_new:
                     moved |= self.part("hand-over", partial(self.hand_over, alias, now))
                     moved |= self.part("checks", partial(self.check, alias, now))
+                moved |= self.part("pump", partial(self.pump, alias, now))
             if takes_new and not moved:
                 moved = self.part("sweep", lambda: sweep(now))
         return moved
@@ -136,11 +138,10 @@ class Work:
 
     def pump(self, alias: str, now: datetime) -> bool:
         """Pump keys that have nudges or are due, each batch once, so that a hot key does not hold up hand-overs."""
-        dues = list(
-            Key.objects.filter(queue=alias, due_at__isnull=False)
-            .order_by("due_at")
-            .values_list("name", "due_at")[:BATCH_KEYS]
-        )
+        condition = f"queue = %s AND due_at IS NOT NULL ORDER BY due_at LIMIT {BATCH_KEYS}"
+        dues = [
+            (key.name, key.due_at) for key in select(Key, condition, alias, fields=["name", "due_at"]) if key.due_at
+        ]
         self.due += [at for _name, at in dues if at > now][:1]
         due = {name for name, at in dues if at <= now}
         moved = False

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from django_semq import conf, handlers
 from django_semq.exceptions import InvalidLimit, shown
-from django_semq.locking import alias_of, chunks, refuse_if_open, run, write_back
+from django_semq.locking import refuse_if_open, run
 from django_semq.models import Semaphore
+from django_semq.rows import alias_of, chunks, write_back
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from django_semq.exceptions import InvalidItem, shown
 from django_semq.holder import ledger
 from django_semq.holder.limits import KeyLimits, limits_of
 from django_semq.holder.service import nudge_waiting
-from django_semq.locking import alias_of, delete_by_id, join, lock_semaphores, run
+from django_semq.locking import delete_by_id, join, lock_semaphores, run
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import name_problem
+from django_semq.rows import alias_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,7 @@ from django_semq.exceptions import HolderRefused, Unprepared, shown
 from django_semq.holder import ledger
 from django_semq.holder.allocation import Waiting, allocate
 from django_semq.holder.limits import KeyLimits, ask, is_stale, limits_of
-from django_semq.locking import (
-    after_commit,
-    alias_of,
-    chunks,
-    delete_by_id,
-    lock_semaphores,
-    run,
-    write_back,
-)
+from django_semq.locking import after_commit, delete_by_id, lock_semaphores, run
 from django_semq.models import Ceiling, Client, Demand, IssuedGrant, Nudge, Semaphore
 from django_semq.protocol.messages import (
     Blocked,
@@ -41,6 +33,7 @@ from django_semq.protocol.messages import (
     Reply,
     Verdict,
 )
+from django_semq.rows import alias_of, chunks, insert, select, write_back
 from django_semq.signals import keys_nudged
 
 GRANT_FOOTPRINT = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
@@ -147,14 +140,14 @@ class Books:
 
     def know(self, identities: set[str]) -> None:
         if unknown := identities - self.clients.keys():
-            self.clients |= {row.client_id: row for row in Client.objects.filter(client_id__in=unknown)}
+            self.clients |= {row.client_id: row for row in select(Client, "client_id IN %s", sorted(unknown))}
             if identities - self.clients.keys():
                 raise Unprepared(sorted(self.semaphores))
 
     def read_issued(self, uids: Iterable[str]) -> None:
         unread = [uid for uid in uids if uid not in self.issued]
         for part in chunks(unread):
-            self.issued |= {row.uid: row for row in IssuedGrant.objects.filter(uid__in=part)}
+            self.issued |= {row.uid: row for row in select(IssuedGrant, "uid IN %s", part)}
 
     # ------------------------------------------------------------------------------------------------ rows, lazily
 
@@ -163,7 +156,7 @@ class Books:
         rows = {
             (row.semaphore_id, row.name): row
             for part in chunks(sorted(self.by_id))
-            for row in Ceiling.objects.filter(semaphore_id__in=part)
+            for row in select(Ceiling, "semaphore_id IN %s", part)
         }
         self.footprints |= {at: row.footprint for at, row in rows.items()}
         return rows
@@ -172,7 +165,7 @@ class Books:
     def demands(self) -> dict[int, dict[tuple[int, str], Demand]]:
         rows: dict[int, dict[tuple[int, str], Demand]] = defaultdict(dict)
         for part in chunks(sorted(self.by_id)):
-            for row in Demand.objects.filter(semaphore_id__in=part).select_related("client"):
+            for row in select(Demand, "semaphore_id IN %s", part):
                 rows[row.semaphore_id][row.client_id, row.group] = row
         return rows
 
@@ -379,7 +372,7 @@ class Books:
         delete_by_id(IssuedGrant, [row.pk for row in grants if row.pk and ledger.is_spent(row)])
         write_back(IssuedGrant, [row for row in kept if row.pk], ["permits", "claimed", "released", "clamped"])
         new = [row for row in kept if not row.pk]
-        IssuedGrant.objects.bulk_create(new, batch_size=500)
+        insert(IssuedGrant, new)
         for row in new:
             semaphore = self.by_id[row.semaphore_id]
             if not row.clamped and (semaphore.clamp_at is None or semaphore.clamp_at > row.claim_until):
@@ -408,15 +401,16 @@ class Books:
 
     def tell_waiting(self) -> None:
         """Room made on a key is every waiting local queue's business, in this same transaction."""
-        tell(
-            {
-                (row.client.queue, self.by_id[pk].name)
-                for pk, by in self.room_made.items()
-                for row in self.demands[pk].values()
-                if row.count > 0 and row.client.queue and row.client_id != by
-            },
-            now=self.now,
-        )
+        waiting = [
+            (row.client_id, self.by_id[pk].name)
+            for pk, by in self.room_made.items()
+            for row in self.demands[pk].values()
+            if row.count > 0 and row.client_id != by
+        ]
+        if waiting:
+            clients = Client.objects.filter(pk__in={client for client, _key in waiting})
+            queues = dict(clients.exclude(queue="").values_list("pk", "queue"))
+            tell({(queues[client], key) for client, key in waiting if client in queues}, now=self.now)
 
 
 def _is_kept(ceiling: Ceiling) -> bool:

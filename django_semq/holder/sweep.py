@@ -8,8 +8,9 @@ from datetime import datetime
 from django.db.models import Exists, OuterRef
 
 from django_semq import conf
-from django_semq.locking import alias_of, delete_by_id, lock_semaphores, run
+from django_semq.locking import delete_by_id, lock_semaphores, run
 from django_semq.models import Ceiling, Demand, Semaphore
+from django_semq.rows import alias_of
 
 AT_ONCE = 100
 

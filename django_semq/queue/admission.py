@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, QuerySet, Value, When
-
 from django_semq import clock, conf, handlers
 from django_semq.exceptions import described, shown
-from django_semq.locking import alias_of, chunks, lock_by_id, lock_due, refuse_if_open, run
+from django_semq.locking import lock_by_id, lock_due, refuse_if_open, run
 from django_semq.models import Item, State
 from django_semq.queue.items import queues
+from django_semq.rows import alias_of, chunks, select, select_tuples, update
 
 logger = logging.getLogger(__name__)
 
@@ -101,27 +100,34 @@ def claim(queue: str, *, now: datetime, without: Collection[str], calls: int, sp
     out. Until the attempt's deadline no other driver claims the same rows.
     """
     settings = conf.queue(queue)
-    due = _admitted(queue, handed_over=False).exclude(key__in=without).order_by("due_at", "id")
-    tried_before = due.filter(due_at__gt=clock.LONG_AGO, due_at__lte=now)
     size = settings.max_admit_batch
+    free, busy = (" AND {key} NOT IN %s", [sorted(without)]) if without else ("", [])
+
+    def lock_fresh(count: int) -> list[Item]:
+        due = f"{_ADMITTED}{free} AND due_at <= %s"
+        return lock_due(due, *_admitted(queue, handed_over=False), *busy, clock.LONG_AGO, count=count)
+
+    def lock_tried(count: int) -> list[Item]:
+        due = f"{_ADMITTED}{free} AND due_at > %s AND due_at <= %s"
+        return lock_due(due, *_admitted(queue, handed_over=False), *busy, clock.LONG_AGO, now, count=count)
 
     def work() -> tuple[list[list[Item]], list[Item]]:
-        tried = {row.key: row for row in reversed(lock_due(tried_before, calls))}
-        fresh = lock_due(due.filter(due_at__lte=clock.LONG_AGO), size * calls if spreads else size)
+        tried = {row.key: row for row in reversed(lock_tried(calls))}
+        fresh = lock_fresh(size * calls if spreads else size)
         if fresh and len(tried) == calls:
             # Neither may keep the other waiting for ever.
             tried.pop(next(iter(tried)))
             if calls == 1 and random.random() < 0.5:
-                fresh, tried = [], {row.key: row for row in lock_due(tried_before, 1)}
+                fresh, tried = [], {row.key: row for row in lock_tried(1)}
         fresh = [row for row in fresh if row.key not in tried]
         batches = _spread(fresh, calls - len(tried) if spreads else 1, size)
         claimed = [row.pk for batch in [*batches, tried.values()] for row in batch]
         for part in chunks(claimed):
-            Item.objects.filter(pk__in=part).update(
-                attempt=Case(When(attempt__lt=MAX_ATTEMPT, then=F("attempt") + 1), default=Value(MAX_ATTEMPT)),
-                due_at=now + settings.attempt_timeout,
-                started=False,
+            changes = (
+                f"attempt = CASE WHEN attempt < {MAX_ATTEMPT} THEN attempt + 1 ELSE attempt END,"
+                " due_at = %s, started = %s WHERE id IN %s"
             )
+            update(Item, changes, now + settings.attempt_timeout, False, part)
         return batches, list(tried.values())
 
     while True:
@@ -174,11 +180,10 @@ def succeeded(batch: HandOver, *, now: datetime) -> bool:
     settings = conf.queue(batch.queue)
     if settings.admit == conf.TASK_ADMIT:
         # Each time later: behind a backlog that is longer, a task would only ever be sent again.
-        lost_at = now + TASK_LOST_AFTER * min(max(batch.attempts.values()), 12)
-        due_at: Any = _unless_started(lost_at)
+        due_at: datetime | None = now + TASK_LOST_AFTER * min(max(batch.attempts.values()), 12)
     else:
         due_at = now + settings.finished_check if settings.finished else None
-    return _record(batch.attempts, handed_over=True, due_at=due_at, last_error="")
+    return _record(batch.attempts, due_at, "", handed_over=True)
 
 
 def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
@@ -190,7 +195,7 @@ def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
     due_at = RETRY_AT_ONCE
     if batch.is_alone or len(batch.attempts) == 1:
         due_at = now + retry_delay(batch.queue, max(batch.attempts.values()))
-    return _record(batch.attempts, due_at=_unless_started(due_at), last_error=text)
+    return _record(batch.attempts, due_at, text, handed_over=False)
 
 
 def retry_delay(queue: str, attempt: int) -> timedelta:
@@ -224,7 +229,7 @@ def claim_check(queue: str, *, now: datetime) -> Check | None:
     settings = conf.queue(queue)
 
     def work() -> list[Item]:
-        rows = lock_due(_due_for_check(queue, now), settings.max_admit_batch)
+        rows = _lock_for_check(queue, now)
         Item.objects.filter(pk__in=[row.pk for row in rows]).update(due_at=now + settings.finished_check)
         return rows
 
@@ -251,7 +256,7 @@ def take_lost(queue: str, *, now: datetime) -> bool:
     """Tasks whose message or worker is lost are due for another hand-over; True if there was one."""
 
     def work() -> int:
-        rows = lock_due(_due_for_check(queue, now), conf.queue(queue).max_admit_batch)
+        rows = _lock_for_check(queue, now)
         return Item.objects.filter(pk__in=[row.pk for row in rows]).update(
             handed_over=False,
             started=False,
@@ -265,45 +270,45 @@ def take_lost(queue: str, *, now: datetime) -> bool:
 # --------------------------------------------------------------------------------------------------------- internals
 
 
+_ADMITTED = "queue = %s AND state = %s AND handed_over = %s"
+
+
+def _admitted(queue: str, *, handed_over: bool) -> tuple[str, int, bool]:
+    return (queue, int(State.ADMITTED), handed_over)
+
+
 def _first_due(queue: str, *, handed_over: bool) -> datetime | None:
-    return (
-        _admitted(queue, handed_over=handed_over)
-        .filter(due_at__isnull=False)
-        .order_by("due_at", "id")
-        .values_list("due_at", flat=True)
-        .first()
-    )
+    condition = f"{_ADMITTED} AND due_at IS NOT NULL ORDER BY due_at, id LIMIT 1"
+    for item in select(Item, condition, *_admitted(queue, handed_over=handed_over), fields=["due_at"]):
+        return item.due_at
+    return None
 
 
-def _due_for_check(queue: str, now: datetime) -> QuerySet[Item]:
-    return _admitted(queue, handed_over=True).filter(due_at__lte=now).order_by("due_at", "id")
+def _lock_for_check(queue: str, now: datetime) -> list[Item]:
+    due = f"{_ADMITTED} AND due_at <= %s"
+    return lock_due(due, *_admitted(queue, handed_over=True), now, count=conf.queue(queue).max_admit_batch)
 
 
-def _admitted(queue: str, *, handed_over: bool) -> QuerySet[Item]:
-    # `Value`, for Django writes a plain False as `NOT handed_over`, and SQLite then reads and sorts all that runs.
-    return Item.objects.filter(queue=queue, state=State.ADMITTED, handed_over=Value(handed_over))
-
-
-def _record(attempts: dict[int, int], **columns: Any) -> bool:
-    """Write to the rows that are still at their attempt. False if some are held by another transaction."""
+def _record(attempts: dict[int, int], due_at: datetime | None, last_error: str, *, handed_over: bool) -> bool:
+    """Write to the rows that are still at their attempt. False if some are held by another transaction. A task that
+    runs already keeps its own time: it would run a second time beside itself."""
 
     def work() -> set[int]:
         rows = lock_by_id(Item, sorted(attempts), ("attempt",), skip_locked=True, state=State.ADMITTED)
         for part in chunks([row.pk for row in rows if row.attempt == attempts[row.pk]]):
-            Item.objects.filter(pk__in=part).update(**columns)
+            changes = (
+                "due_at = CASE WHEN started THEN due_at ELSE %s END, last_error = %s, handed_over = %s WHERE id IN %s"
+            )
+            update(Item, changes, due_at, last_error, handed_over, part)
         return {row.pk for row in rows}
 
     seen = run(work, using=alias_of(Item))
-    unseen = attempts.keys() - seen
-    return not unseen or not any(
+    unseen = sorted(attempts.keys() - seen)
+    return not any(
         attempt == attempts[pk]
-        for pk, attempt in Item.objects.filter(pk__in=unseen, state=State.ADMITTED).values_list("pk", "attempt")
+        for part in chunks(unseen)
+        for pk, attempt in select_tuples(Item, ["id", "attempt"], "id IN %s AND state = %s", part, int(State.ADMITTED))
     )
-
-
-def _unless_started(due_at: datetime) -> Case:
-    """A task that runs already keeps its own time: it would run a second time beside itself."""
-    return Case(When(started=True, then=F("due_at")), default=Value(due_at))
 
 
 def _decode(rows: Sequence[Item]) -> tuple[list[AdmittedItem], list[tuple[Item, ValueError]]]:

@@ -23,10 +23,11 @@ from django.dispatch import Signal
 
 from django_semq import clock, conf
 from django_semq.exceptions import InvalidItem, TasksOnly, shown
-from django_semq.locking import after_commit, alias_of, chunks, delete_by_id, join, lock_by_id, lock_items
+from django_semq.locking import after_commit, delete_by_id, join, lock_by_id, lock_items
 from django_semq.models import Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.names import name_problem
 from django_semq.queue.pump import pump_for_caller
+from django_semq.rows import CHUNK, alias_of, chunks, insert, select_tuples
 from django_semq.signals import item_cancelled, item_queued, item_released
 
 MAX_DEPTH = 100
@@ -243,28 +244,33 @@ class Queue:
         first = {item.id: item for item in reversed(items)}
         distinct = [item for item in items if first.pop(item.id, None) is not None]
 
-        def insert(refuses: bool) -> list[_NewItem]:
+        def store(refuses: bool) -> list[_NewItem]:
             known = self._known([item.id for item in distinct if item.is_id_given])
             new = [item for item in distinct if item.id not in known]
             batch = uuid.uuid4() if refuses else None
-            Item.objects.bulk_create(
-                [
-                    Item(
-                        uid=item.id,
-                        queue=self.alias,
-                        key=item.key,
-                        group=item.group,
-                        body=item.body,
-                        enqueued_at=now,
-                        batch=batch,
+            rows = [
+                Item(
+                    uid=item.id,
+                    queue=self.alias,
+                    key=item.key,
+                    group=item.group,
+                    body=item.body,
+                    enqueued_at=now,
+                    batch=batch,
+                )
+                for item in new
+            ]
+            if not refuses:
+                insert(Item, rows)
+            else:
+                Item.objects.bulk_create(rows, batch_size=CHUNK, ignore_conflicts=True)
+                stored = {
+                    uid
+                    for part in chunks([item.id for item in new])
+                    for (uid,) in select_tuples(
+                        Item, ["uid"], "queue = %s AND uid IN %s AND batch = %s", self.alias, part, batch
                     )
-                    for item in new
-                ],
-                batch_size=1000,
-                ignore_conflicts=refuses,
-            )
-            if refuses:
-                stored = self._known([item.id for item in new], batch=batch)
+                }
                 new = [item for item in new if item.id in stored]
             counts = Counter((item.key, item.group) for item in new)
             self._nudge([Nudge(key=key, group=group, queued_delta=n) for (key, group), n in counts.items()], now)
@@ -272,10 +278,10 @@ class Queue:
             return new
 
         try:
-            new = join(lambda: insert(refuses=False), using=alias_of(Item))
+            new = join(lambda: store(refuses=False), using=alias_of(Item))
         except IntegrityError:
             # Another caller stored one of the ids since we looked: take what the database refuses for a duplicate.
-            new = join(lambda: insert(refuses=True), using=alias_of(Item))
+            new = join(lambda: store(refuses=True), using=alias_of(Item))
         stored = {item.id for item in new}
         result = EnqueueResult([], [])
         for item in items:
@@ -283,12 +289,9 @@ class Queue:
             stored.discard(item.id)
         return result
 
-    def _known(self, ids: Sequence[str], **equal: object) -> set[str]:
-        return {
-            uid
-            for part in chunks(ids)
-            for uid in Item.objects.filter(queue=self.alias, uid__in=part, **equal).values_list("uid", flat=True)
-        }
+    def _known(self, ids: Sequence[str]) -> set[str]:
+        condition = "queue = %s AND uid IN %s"
+        return {uid for part in chunks(ids) for (uid,) in select_tuples(Item, ["uid"], condition, self.alias, part)}
 
     def _take(
         self, lock: Callable[[], list[Item]], nudge: Callable[[Item], tuple[Any, ...]], signal: Signal
@@ -323,7 +326,7 @@ class Queue:
         for nudge in nudges:
             nudge.queue = self.alias
             nudge.created_at = now
-        Nudge.objects.bulk_create(nudges, batch_size=500)
+        insert(Nudge, nudges)
 
     def _after_commit(
         self,

@@ -23,23 +23,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
-from django.db.models import OuterRef, Subquery
 
 from django_semq import clock, conf
 from django_semq.exceptions import HolderRefused, TransportError, Unprepared, described, shown
-from django_semq.locking import (
-    TRIES,
-    after_commit,
-    alias_of,
-    chunks,
-    delete_by_id,
-    is_passing,
-    lock_keys,
-    notify,
-    oldest_ids,
-    run,
-    write_back,
-)
+from django_semq.locking import TRIES, after_commit, delete_by_id, is_passing, lock_keys, notify, oldest_ids, run
 from django_semq.models import Grant, Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.messages import (
     BlockedReason,
@@ -50,6 +37,7 @@ from django_semq.protocol.messages import (
     PermitSync,
     Reply,
 )
+from django_semq.rows import alias_of, as_datetime, chunks, insert, query, select, select_tuples, update, write_back
 from django_semq.signals import driver_wanted, item_admitted, item_blocked, keys_nudged
 from django_semq.transport.base import Answer, HolderTransport, transport_of
 
@@ -166,13 +154,8 @@ def with_keys(queue: str, names: Sequence[str], work: Callable[[list[Key]], T]) 
 
 def nudged_among(queue: str, names: Sequence[str]) -> list[str]:
     """Those of these keys that have nudges."""
-    return sorted(
-        {
-            name
-            for part in chunks(names)
-            for name in Nudge.objects.filter(queue=queue, key__in=part).values_list("key", flat=True).distinct()
-        }
-    )
+    condition = "queue = %s AND {key} IN %s GROUP BY {key}"
+    return sorted(name for part in chunks(names) for (name,) in select_tuples(Nudge, ["key"], condition, queue, part))
 
 
 def nudged_after(queue: str, name: str, now: datetime) -> tuple[list[str], str | None]:
@@ -396,37 +379,34 @@ class _Turn:
         known = set(Key.objects.filter(queue=self.queue, name__in=names).values_list("name", flat=True))
         return [name for name in names if name not in known]
 
-    def take_nudges(self) -> list[Any]:
+    def take_nudges(self) -> list[Nudge]:
         """Read without a lock and delete exactly what was read: never by key, never `id <= n`. Ids become visible
         out of order, and InnoDB would wait for every caller whose transaction is still open."""
         if not self.keys:
             return []
-        nudges = list(
-            Nudge.objects.filter(queue=self.queue, key__in=list(self.keys))
-            .order_by("id")
-            .values_list("id", "key", "group", "queued_delta", "grant_id", "returned", "created_at", named=True)[
-                :NUDGES_PER_ROUND
-            ]
-        )
-        delete_by_id(Nudge, [nudge.id for nudge in nudges])
+        condition = f"queue = %s AND {{key}} IN %s ORDER BY id LIMIT {NUDGES_PER_ROUND}"
+        nudges = select(Nudge, condition, self.queue, list(self.keys))
+        delete_by_id(Nudge, [nudge.pk for nudge in nudges])
         self.folded = len(nudges)
         return nudges
 
     def read_groups(self) -> None:
-        oldest = (
-            Item.objects.filter(queue=self.queue, key=OuterRef("key__name"), group=OuterRef("name"))
-            .filter(state__lte=State.QUEUED)
-            .order_by("state", "id")  # As in `oldest_ids`, for the same reason.
-            .values("enqueued_at")[:1]
+        # Ordered as in `oldest_ids`, for the same reason.
+        item, group, key = (model._meta.db_table for model in (Item, KeyGroup, Key))
+        sql = (
+            f"SELECT g.*, (SELECT i.enqueued_at FROM {item} i WHERE i.queue = k.queue AND i.{{key}} = k.name"
+            f" AND i.{{group}} = g.name AND i.state <= {State.QUEUED:d} ORDER BY i.state, i.id LIMIT 1) AS oldest"
+            f" FROM {group} g JOIN {key} k ON k.id = g.key_id WHERE g.key_id IN %s"
         )
         by_id = {key.pk: key for key in self.keys.values()}
-        for group in KeyGroup.objects.filter(key_id__in=list(by_id)).annotate(oldest=Subquery(oldest)):
-            at = (by_id[group.key_id].name, group.name)
-            self.groups[at] = group
-            if group.oldest is not None:
-                self.oldest[at] = group.oldest
+        for row in query(KeyGroup, sql, list(by_id)):
+            at = (by_id[row.key_id].name, row.name)
+            self.groups[at] = row
+            oldest = row.oldest  # type: ignore[attr-defined]
+            if oldest is not None:
+                self.oldest[at] = as_datetime(KeyGroup, oldest)
 
-    def fold(self, nudges: Sequence[Any]) -> None:
+    def fold(self, nudges: Sequence[Nudge]) -> None:
         returned: Counter[int] = Counter()
         for nudge in nudges:
             at = (nudge.key, nudge.group)
@@ -442,7 +422,7 @@ class _Turn:
     def fold_returned(self, returned: Counter[int]) -> None:
         names = {key.pk: key.name for key in self.keys.values()}
         for part in chunks(sorted(returned)):
-            for grant in Grant.objects.filter(pk__in=part, key_id__in=list(names)):
+            for grant in select(Grant, "id IN %s AND key_id IN %s", part, list(names)):
                 back = returned.pop(grant.pk)
                 held = grant.admitted - grant.released
                 if back > held:
@@ -557,7 +537,8 @@ class _Turn:
         if not offers:
             return
         batch = uuid.uuid4()
-        Grant.objects.bulk_create(
+        insert(
+            Grant,
             [
                 Grant(
                     uid=offer.grant_id,
@@ -575,18 +556,16 @@ class _Turn:
                 )
                 for offer in offers
             ],
-            batch_size=500,
         )
-        grant = Grant.objects.filter(
-            batch=batch, key__queue=OuterRef("queue"), key__name=OuterRef("key"), group=OuterRef("group")
+        item, grant, key = (model._meta.db_table for model in (Item, Grant, Key))
+        changes = (
+            f"state = {State.ADMITTED:d}, admitted_at = %s, due_at = %s, grant_id = ("
+            f"SELECT g.id FROM {grant} g JOIN {key} k ON k.id = g.key_id WHERE g.batch = %s"
+            f" AND k.queue = {item}.queue AND k.name = {item}.{{key}} AND g.{{group}} = {item}.{{group}})"
+            " WHERE id IN %s"
         )
         for part in chunks(self.admitted):
-            Item.objects.filter(pk__in=part).update(
-                state=State.ADMITTED,
-                grant_id=Subquery(grant.values("pk")),
-                admitted_at=self.now,
-                due_at=clock.LONG_AGO,
-            )
+            update(Item, changes, self.now, clock.LONG_AGO, batch, part)
 
     # ------------------------------------------------------------------------------------------------- the writing
 

@@ -9,9 +9,9 @@ from datetime import datetime
 from django_semq import conf
 from django_semq.exceptions import Misconfigured
 from django_semq.holder import service
-from django_semq.locking import alias_of
 from django_semq.models import Item, Semaphore
 from django_semq.protocol.messages import Envelope
+from django_semq.rows import alias_of
 from django_semq.transport.base import Answer, HolderTransport
 
 

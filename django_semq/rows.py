@@ -1,0 +1,181 @@
+"""Reads and inserts whose SQL is made once, for the statements that every item's way goes through.
+
+Building and compiling a query takes the ORM longer than the database takes to answer it, and it does so for each
+call anew. Here the text is kept for each shape and number of values. What is on nobody's way asks the ORM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+from uuid import UUID
+
+from django.db import connections, models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.constants import OnConflict
+
+T = TypeVar("T")
+M = TypeVar("M", bound=models.Model)
+
+_INSTANT = models.Value(None, models.DateTimeField())
+
+CHUNK = 500
+"""Values in one IN list or insert: SQLite before 3.32 takes 999 variables, and plans of long lists are slow."""
+
+
+def alias_of(model: type[models.Model]) -> str:
+    """The database that a model is written to: a replica's answer is too old to decide anything with."""
+    return router.db_for_write(model)
+
+
+def chunks(values: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def query(model: type[M], sql: str, *values: object) -> list[M]:
+    """The rows of a SELECT, whose other columns become attributes.
+
+    In all SQL that is given here, `{name}` is a name to be quoted and `%s` a value; a list is a value too, of as many
+    in parentheses.
+    """
+    sql, flat = _filled(model, sql, values)
+    return list(model._default_manager.raw(sql, flat))
+
+
+def select(
+    model: type[M], condition: str, *values: object, fields: Sequence[str] | None = None, index: str = ""
+) -> list[M]:
+    """The rows that fulfil a condition, with all their fields, or with the id and these.
+
+    What may follow a condition (ORDER BY, LIMIT, FOR UPDATE) is part of it. MySQL and MariaDB go by the index, if one
+    is named.
+    """
+    columns = _columns(model) if fields is None else ("id", *fields)
+    sql, flat = _filled(model, _select_text(alias_of(model), model, columns, condition, index), values)
+    return list(model._default_manager.raw(sql, flat))
+
+
+def select_tuples(
+    model: type[models.Model], columns: Sequence[str], condition: str, *values: object
+) -> list[tuple[Any, ...]]:
+    """As `select`, but columns of whole numbers and text only, without making objects of the rows."""
+    sql, flat = _filled(model, _select_text(alias_of(model), model, tuple(columns), condition, ""), values)
+    with connections[alias_of(model)].cursor() as cursor:
+        cursor.execute(sql, flat)
+        return list(cursor.fetchall())
+
+
+def update(model: type[models.Model], changes: str, *values: object) -> int:
+    """Run an UPDATE, given from SET on; returns the number of rows."""
+    sql, flat = _filled(model, f"UPDATE {{{model._meta.db_table}}} SET {changes}", values)
+    with connections[alias_of(model)].cursor() as cursor:
+        cursor.execute(sql, flat)
+        return int(cursor.rowcount)
+
+
+def as_datetime(model: type[models.Model], value: Any) -> datetime:
+    """An instant as the database gives it in a column that is no field."""
+    connection = connections[alias_of(model)]
+    for convert in connection.ops.get_db_converters(_INSTANT):
+        value = convert(value, _INSTANT, connection)
+    return value  # type: ignore[no-any-return]
+
+
+def insert(model: type[M], rows: Sequence[M]) -> None:
+    """Insert rows, in this order. Their ids stay unknown."""
+    _insert(model, rows, has_id=False)
+
+
+def write_back(model: type[M], rows: Sequence[M], fields: Sequence[str], unique: Sequence[str] = ("id",)) -> None:
+    """Write different values to many rows that this transaction owns, missing rows included, in one statement:
+    an upsert, where `bulk_update` would build a CASE for each row and column. `unique` names the columns that
+    tell the row; without the id among them, rows with and without an id go into the same statement."""
+    _insert(model, rows, has_id="id" in unique, changes=tuple(fields), unique=tuple(unique))
+
+
+# --------------------------------------------------------------------------------------------------------- internals
+
+
+def _insert(
+    model: type[M], rows: Sequence[M], *, has_id: bool, changes: tuple[str, ...] = (), unique: tuple[str, ...] = ()
+) -> None:
+    if not rows:
+        return
+    connection = connections[alias_of(model)]
+    fields = [field for field in model._meta.concrete_fields if has_id or not field.primary_key]
+    for part in chunks(rows, min(CHUNK, connection.ops.bulk_batch_size(fields, rows))):
+        values = [field.get_db_prep_save(getattr(row, field.attname), connection) for row in part for field in fields]
+        with connection.cursor() as cursor:
+            cursor.execute(_insert_text(connection.alias, model, len(part), has_id, changes, unique), values)
+
+
+def _filled(model: type[models.Model], sql: str, values: Sequence[object]) -> tuple[str, list[Any]]:
+    """SQL with a mark for each value of a list, and all values in a row, as the database takes them."""
+    connection = connections[alias_of(model)]
+    lengths: list[int | None] = []
+    flat: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            lengths.append(len(value))
+            flat += value
+            continue
+        lengths.append(None)
+        if isinstance(value, datetime):
+            value = connection.ops.adapt_datetimefield_value(value)
+        elif isinstance(value, UUID) and not connection.features.has_native_uuid_field:
+            value = value.hex
+        flat.append(value)
+    return _text(connection.alias, sql, tuple(lengths)), flat
+
+
+@lru_cache(maxsize=1024)
+def _text(using: str, sql: str, lengths: tuple[int | None, ...]) -> str:
+    marks = tuple("%s" if length is None else f"({', '.join(['%s'] * length)})" for length in lengths)
+    return sql.format_map(_Quoted(connections[using])) % marks
+
+
+class _Quoted(dict[str, str]):
+    """Quotes whatever name is asked for: `key` and `group` are words of SQL."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+
+    def __missing__(self, name: str) -> str:
+        return str(self.connection.ops.quote_name(name))
+
+
+@cache
+def _columns(model: type[models.Model]) -> tuple[str, ...]:
+    return tuple(str(field.column) for field in model._meta.concrete_fields)
+
+
+@lru_cache(maxsize=1024)
+def _select_text(using: str, model: type[models.Model], columns: tuple[str, ...], condition: str, index: str) -> str:
+    shown = ", ".join(f"{{{column}}}" for column in columns)
+    force = f" FORCE INDEX ({index})" if index and connections[using].vendor == "mysql" else ""
+    return f"SELECT {shown} FROM {{{model._meta.db_table}}}{force} WHERE {condition}"
+
+
+@lru_cache(maxsize=1024)
+def _insert_text(
+    using: str,
+    model: type[models.Model],
+    rows: int,
+    has_id: bool,
+    changes: tuple[str, ...],
+    unique: tuple[str, ...],
+) -> str:
+    ops = connections[using].ops
+    fields = [field for field in model._meta.concrete_fields if has_id or not field.primary_key]
+    columns = ", ".join(ops.quote_name(str(field.column)) for field in fields)
+    marks = f"({', '.join(['%s'] * len(fields))})"
+    table = ops.quote_name(model._meta.db_table)
+    text = f"INSERT INTO {table} ({columns}) VALUES {', '.join([marks] * rows)}"
+    if changes:
+        of = {field.name: field.column for field in model._meta.concrete_fields}
+        text += " " + ops.on_conflict_suffix_sql(
+            fields, OnConflict.UPDATE, [of[name] for name in changes], [of[name] for name in unique]
+        )
+    return text
