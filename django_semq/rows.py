@@ -52,9 +52,13 @@ def select(
     What may follow a condition (ORDER BY, LIMIT, FOR UPDATE) is part of it. MySQL and MariaDB go by the index, if one
     is named.
     """
-    columns = _columns(model) if fields is None else ("id", *fields)
-    sql, flat = _filled(model, _select_text(alias_of(model), model, columns, condition, index), values)
-    return list(model._default_manager.raw(sql, flat))
+    using = alias_of(model)
+    columns = _columns(model, None if fields is None else ("id", *fields))
+    sql, flat = _filled(model, _select_text(using, model, columns, condition, index), values)
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, flat)
+        found = cursor.fetchall()
+    return _made(model, columns, found)
 
 
 def select_tuples(
@@ -147,8 +151,36 @@ class _Quoted(dict[str, str]):
 
 
 @cache
-def _columns(model: type[models.Model]) -> tuple[str, ...]:
-    return tuple(str(field.column) for field in model._meta.concrete_fields)
+def _columns(model: type[models.Model], among: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Columns in the order in which `from_db` takes their values."""
+    columns = [str(field.column) for field in model._meta.concrete_fields]
+    return tuple(column for column in columns if among is None or column in among)
+
+
+def _made(model: type[M], columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> list[M]:
+    """Objects of rows, with what some databases store differently made right."""
+    connection = connections[alias_of(model)]
+    to_convert = [
+        (at, expression, connection.ops.get_db_converters(expression))
+        for at, expression in _converted(connection.alias, model, columns)
+    ]
+    made = []
+    for row in rows:
+        values = list(row)
+        for at, expression, converters in to_convert:
+            for convert in converters:
+                values[at] = convert(values[at], expression, connection)
+        made.append(model.from_db(connection.alias, columns, values))
+    return made
+
+
+@cache
+def _converted(using: str, model: type[models.Model], columns: tuple[str, ...]) -> list[tuple[int, Any]]:
+    """Positions of the columns that this database gives in a form of its own."""
+    ops = connections[using].ops
+    fields = [field for field in model._meta.concrete_fields if field.column in columns]
+    expressions = [field.get_col(model._meta.db_table) for field in fields]
+    return [(at, expression) for at, expression in enumerate(expressions) if ops.get_db_converters(expression)]
 
 
 @lru_cache(maxsize=1024)

@@ -26,7 +26,3 @@ class Wakeup:
         with contextlib.suppress(BlockingIOError):  # All of them are read.
             while os.read(self._reader, 4096):
                 pass
-
-    def close(self) -> None:
-        os.close(self._reader)
-        os.close(self._writer)

@@ -42,7 +42,6 @@ def daemon(settings, monkeypatch) -> Iterator[Daemon]:
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)  # It changes this for its process.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     daemon = Daemon()
-    daemon.work.wakeup.close()
     daemon.work.wakeup = Wakeup()
     daemon.listener = module.Listener(on_listening=daemon.work.wakeup.set)
     yield daemon

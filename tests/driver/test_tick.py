@@ -211,7 +211,6 @@ def drive(app, gate) -> Iterator[Drive]:
     yield drive
     gate.set()
     drive.until(lambda: not drive.work.crew.hung and not drive.work.crew.running)
-    drive.work.wakeup.close()
 
 
 def hang_for(app, gate, *uids: str) -> None:
