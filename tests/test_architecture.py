@@ -34,6 +34,7 @@ FORBIDDEN_IMPORTS = [
     (DOWN, "transport/base.py", "from django_semq.holder import service"),
     (DOWN, "handlers.py", "import django_semq.queue.pump"),
     (DOWN, "locking.py", "import django_semq.holder.ledger"),
+    (DOWN, "rows.py", "from django_semq.queue import pump"),
     (DOWN, "signals.py", "import django_semq.queue.pump"),
     (DOWN, "models/stranger.py", "from django_semq import locking"),
     (DOWN, "models/stranger.py", "from django_semq import signals"),

@@ -30,9 +30,6 @@ class Wakeup:
     def wait(self, seconds: float, also: object = ()) -> None:
         self.asked.append(seconds)
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.fixture
 def daemon(settings, monkeypatch) -> Iterator[Daemon]:
