@@ -26,7 +26,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_semq import clock
 from django_semq.exceptions import TransactionOpen
 from django_semq.models import Item, Key, Semaphore, State
-from django_semq.rows import alias_of, chunks, select, select_tuples
+from django_semq.rows import alias_of, chunks, execute, select, select_tuples
 
 T = TypeVar("T")
 M = TypeVar("M", bound=models.Model)
@@ -206,8 +206,7 @@ def delete_by_id(model: type[models.Model], ids: Iterable[int]) -> None:
         if connection.vendor == "mysql":
             _execute(connection, f"DELETE t FROM {_rows_by_id(model, part)}", part)
         else:
-            table = connection.ops.quote_name(model._meta.db_table)
-            _execute(connection, f"DELETE FROM {table} WHERE id IN ({_marks(part)})", part)
+            execute(model, f"DELETE FROM {{{model._meta.db_table}}} WHERE id IN %s", part)
 
 
 def notify(queue: str) -> None:
@@ -282,10 +281,6 @@ def _rows_by_id(model: type[models.Model], ids: Sequence[int]) -> str:
     rows = " UNION ALL ".join(["SELECT %s AS id"] * len(ids))
     table = model._meta.db_table
     return f"({rows}) d STRAIGHT_JOIN {table} t FORCE INDEX (PRIMARY) ON t.id = d.id"
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join(["%s"] * len(values))
 
 
 def _execute(connection: BaseDatabaseWrapper, sql: str, values: Sequence[int | str] = ()) -> None:

@@ -2,6 +2,8 @@
 
 Building and compiling a query takes the ORM longer than the database takes to answer it, and it does so for each
 call anew. Here the text is kept for each shape and number of values. What is on nobody's way asks the ORM.
+
+On PostgreSQL many values go as one array: psycopg looks for the marks in a long text anew at each call.
 """
 
 from __future__ import annotations
@@ -37,8 +39,7 @@ def chunks(values: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
 def query(model: type[M], sql: str, *values: object) -> list[M]:
     """The rows of a SELECT, whose other columns become attributes.
 
-    In all SQL that is given here, `{name}` is a name to be quoted and `%s` a value; a list is a value too, of as many
-    in parentheses.
+    In all SQL that is given here, `{name}` is a name to be quoted and `%s` a value, after `IN` a list of values.
     """
     sql, flat = _filled(model, sql, values)
     return list(model._default_manager.raw(sql, flat))
@@ -71,9 +72,9 @@ def select_tuples(
         return list(cursor.fetchall())
 
 
-def update(model: type[models.Model], changes: str, *values: object) -> int:
-    """Run an UPDATE, given from SET on; returns the number of rows."""
-    sql, flat = _filled(model, f"UPDATE {{{model._meta.db_table}}} SET {changes}", values)
+def execute(model: type[models.Model], sql: str, *values: object) -> int:
+    """Run a statement that changes rows; returns their number."""
+    sql, flat = _filled(model, sql, values)
     with connections[alias_of(model)].cursor() as cursor:
         cursor.execute(sql, flat)
         return int(cursor.rowcount)
@@ -109,33 +110,38 @@ def _insert(
         return
     connection = connections[alias_of(model)]
     fields = [field for field in model._meta.concrete_fields if has_id or not field.primary_key]
-    for part in chunks(rows, min(CHUNK, connection.ops.bulk_batch_size(fields, rows))):
-        values = [field.get_db_prep_save(getattr(row, field.attname), connection) for row in part for field in fields]
+    size = min(CHUNK, connection.ops.bulk_batch_size(fields, rows))
+    for part in chunks(rows, size):
+        values = [[field.get_db_prep_save(getattr(row, field.attname), connection) for row in part] for field in fields]
+        is_array = connection.vendor == "postgresql"
+        sql = _insert_text(connection.alias, model, 1 if is_array else len(part), has_id, changes, unique)
         with connection.cursor() as cursor:
-            cursor.execute(_insert_text(connection.alias, model, len(part), has_id, changes, unique), values)
+            cursor.execute(sql, values if is_array else [value for row in zip(*values, strict=True) for value in row])
 
 
 def _filled(model: type[models.Model], sql: str, values: Sequence[object]) -> tuple[str, list[Any]]:
-    """SQL with a mark for each value of a list, and all values in a row, as the database takes them."""
+    """SQL in this database's words, and the values for its marks as it takes them."""
     connection = connections[alias_of(model)]
     lengths: list[int | None] = []
     flat: list[Any] = []
     for value in values:
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and connection.vendor != "postgresql":
             lengths.append(len(value))
             flat += value
             continue
-        lengths.append(None)
         if isinstance(value, datetime):
             value = connection.ops.adapt_datetimefield_value(value)
         elif isinstance(value, UUID) and not connection.features.has_native_uuid_field:
             value = value.hex
+        lengths.append(None)
         flat.append(value)
     return _text(connection.alias, sql, tuple(lengths)), flat
 
 
 @lru_cache(maxsize=1024)
 def _text(using: str, sql: str, lengths: tuple[int | None, ...]) -> str:
+    if connections[using].vendor == "postgresql":
+        sql = sql.replace(" NOT IN %s", " <> ALL(%s)").replace(" IN %s", " = ANY(%s)")
     marks = tuple("%s" if length is None else f"({', '.join(['%s'] * length)})" for length in lengths)
     return sql.format_map(_Quoted(connections[using])) % marks
 
@@ -199,12 +205,18 @@ def _insert_text(
     changes: tuple[str, ...],
     unique: tuple[str, ...],
 ) -> str:
-    ops = connections[using].ops
+    connection = connections[using]
+    ops = connection.ops
     fields = [field for field in model._meta.concrete_fields if has_id or not field.primary_key]
     columns = ", ".join(ops.quote_name(str(field.column)) for field in fields)
-    marks = f"({', '.join(['%s'] * len(fields))})"
-    table = ops.quote_name(model._meta.db_table)
-    text = f"INSERT INTO {table} ({columns}) VALUES {', '.join([marks] * rows)}"
+    if connection.vendor == "postgresql":
+        # As `text`, for a cast to varchar(n) cuts what is too long, where an insert refuses it.
+        types = [str(field.db_type(connection)) for field in fields]
+        arrays = ", ".join(f"%s::{'text' if 'char' in name else name}[]" for name in types)
+        source = f"SELECT * FROM unnest({arrays})"
+    else:
+        source = "VALUES " + ", ".join([f"({', '.join(['%s'] * len(fields))})"] * rows)
+    text = f"INSERT INTO {ops.quote_name(model._meta.db_table)} ({columns}) {source}"
     if changes:
         of = {field.name: field.column for field in model._meta.concrete_fields}
         text += " " + ops.on_conflict_suffix_sql(

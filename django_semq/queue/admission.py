@@ -23,7 +23,7 @@ from django_semq.exceptions import described, shown
 from django_semq.locking import lock_by_id, lock_due, refuse_if_open, run
 from django_semq.models import Item, State
 from django_semq.queue.items import queues
-from django_semq.rows import alias_of, chunks, select, select_tuples, update
+from django_semq.rows import alias_of, chunks, execute, select, select_tuples
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +123,11 @@ def claim(queue: str, *, now: datetime, without: Collection[str], calls: int, sp
         batches = _spread(fresh, calls - len(tried) if spreads else 1, size)
         claimed = [row.pk for batch in [*batches, tried.values()] for row in batch]
         for part in chunks(claimed):
-            changes = (
-                f"attempt = CASE WHEN attempt < {MAX_ATTEMPT} THEN attempt + 1 ELSE attempt END,"
-                " due_at = %s, started = %s WHERE id IN %s"
+            sql = (
+                f"UPDATE {{{Item._meta.db_table}}} SET due_at = %s, started = %s,"
+                f" attempt = CASE WHEN attempt < {MAX_ATTEMPT} THEN attempt + 1 ELSE attempt END WHERE id IN %s"
             )
-            update(Item, changes, now + settings.attempt_timeout, False, part)
+            execute(Item, sql, now + settings.attempt_timeout, False, part)
         return batches, list(tried.values())
 
     while True:
@@ -296,10 +296,11 @@ def _record(attempts: dict[int, int], due_at: datetime | None, last_error: str, 
     def work() -> set[int]:
         rows = lock_by_id(Item, sorted(attempts), ("attempt",), skip_locked=True, state=State.ADMITTED)
         for part in chunks([row.pk for row in rows if row.attempt == attempts[row.pk]]):
-            changes = (
-                "due_at = CASE WHEN started THEN due_at ELSE %s END, last_error = %s, handed_over = %s WHERE id IN %s"
+            sql = (
+                f"UPDATE {{{Item._meta.db_table}}} SET due_at = CASE WHEN started THEN due_at ELSE %s END,"
+                " last_error = %s, handed_over = %s WHERE id IN %s"
             )
-            update(Item, changes, due_at, last_error, handed_over, part)
+            execute(Item, sql, due_at, last_error, handed_over, part)
         return {row.pk for row in rows}
 
     seen = run(work, using=alias_of(Item))

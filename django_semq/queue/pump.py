@@ -37,7 +37,7 @@ from django_semq.protocol.messages import (
     PermitSync,
     Reply,
 )
-from django_semq.rows import alias_of, as_datetime, chunks, insert, query, select, select_tuples, update, write_back
+from django_semq.rows import alias_of, as_datetime, chunks, execute, insert, query, select, select_tuples, write_back
 from django_semq.signals import driver_wanted, item_admitted, item_blocked, keys_nudged
 from django_semq.transport.base import Answer, HolderTransport, transport_of
 
@@ -558,14 +558,14 @@ class _Turn:
             ],
         )
         item, grant, key = (model._meta.db_table for model in (Item, Grant, Key))
-        changes = (
-            f"state = {State.ADMITTED:d}, admitted_at = %s, due_at = %s, grant_id = ("
+        sql = (
+            f"UPDATE {{{item}}} SET state = {State.ADMITTED:d}, admitted_at = %s, due_at = %s, grant_id = ("
             f"SELECT g.id FROM {grant} g JOIN {key} k ON k.id = g.key_id WHERE g.batch = %s"
             f" AND k.queue = {item}.queue AND k.name = {item}.{{key}} AND g.{{group}} = {item}.{{group}})"
             " WHERE id IN %s"
         )
         for part in chunks(self.admitted):
-            update(Item, changes, self.now, clock.LONG_AGO, batch, part)
+            execute(Item, sql, self.now, clock.LONG_AGO, batch, part)
 
     # ------------------------------------------------------------------------------------------------- the writing
 

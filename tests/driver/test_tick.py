@@ -16,7 +16,7 @@ from django_semq.driver.wakeup import Wakeup
 from django_semq.models import Item, Key, Nudge
 from django_semq.queue.pump import driven_by
 from django_semq.signals import driver_wanted
-from tests.queue.application import in_thread
+from tests.queue.application import in_thread, values_of
 
 FINISHED = "tests.queue.application.finished"
 
@@ -116,6 +116,7 @@ def test_a_second_tick_finds_nothing_left_and_changes_nothing(app):
 
 
 def test_ticks_at_the_same_time_hand_every_item_over_once(app):
+    """(B43)"""
     app.configure({"MAX_ADMIT_BATCH": 3}, holder={"DEFAULT_LIMIT": None})
     enqueue_many([{"key": f"key-{n % 7}", "body": {}, "id": f"{n}"} for n in range(60)])
     threads = [threading.Thread(target=lambda: in_thread(app.tick)) for _n in range(4)]
@@ -222,6 +223,7 @@ def hang_for(app, gate, *uids: str) -> None:
 
 
 def test_a_handler_that_hangs_stops_nobody_else(app, gate, drive):
+    """(B69)"""
     app.configure({"ATTEMPT_TIMEOUT": 0.1}, holder={"DEFAULT_LIMIT": None})
     hang_for(app, gate, "hangs")
     many(["hangs"], key="slow")
@@ -259,6 +261,7 @@ def test_nothing_more_is_handed_over_of_a_key_whose_single_item_hangs(app, gate,
 
 
 def test_with_too_many_hung_handlers_nothing_is_handed_over_any_more(app, gate, drive, caplog):
+    """(B69)"""
     app.configure({"ATTEMPT_TIMEOUT": 0.05, "MAX_ADMIT_BATCH": 1}, holder={"DEFAULT_LIMIT": None})
     uids = [f"hangs-{number}" for number in range(MAX_HUNG + 1)]
     hang_for(app, gate, *uids)
@@ -311,7 +314,7 @@ def test_an_outcome_that_cannot_be_written_loses_no_other(app, gate, drive, capl
     bad = row("a").pk
 
     def refuse(execute, sql, params, many, context):
-        if sql.startswith("UPDATE") and "handed_over" in sql and bad in params:
+        if sql.startswith("UPDATE") and "handed_over" in sql and bad in values_of(params):
             raise DatabaseError("disk full")
         return execute(sql, params, many, context)
 

@@ -4,7 +4,7 @@ At the end of every test that installs it, two things must hold: none of its fun
 transaction was open, and every counter says what the rows say.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -205,3 +205,8 @@ def rolled_back() -> Iterator[None]:
 
 class _Undo(Exception):
     pass
+
+
+def values_of(params: Iterable[object]) -> list[object]:
+    """All values of a statement: some databases take a list of them as one."""
+    return [inner for value in params for inner in (value if isinstance(value, (list, tuple)) else [value])]

@@ -9,7 +9,7 @@ from django.db import DatabaseError, connection
 from django_semq import InvalidItem, clock, enqueue, enqueue_many, queues, release, status
 from django_semq.models import Item, Key, Nudge, State
 from django_semq.queue.items import Enqueued, EnqueueResult
-from tests.queue.application import in_thread
+from tests.queue.application import in_thread, values_of
 
 
 def stored() -> list[str]:
@@ -179,6 +179,7 @@ def test_composed_names_cannot_be_taken_for_each_other(app):
 
 
 def test_more_items_than_one_statement_takes_are_stored_in_order(app):
+    """(B88)"""
     app.configure(holder={"DEFAULT_LIMIT": 0})
     ids = [f"{number:05d}" for number in range(1200, 0, -1)]
     result = enqueue_many([{"key": "acct-42", "body": {}, "id": uid} for uid in ids])
@@ -207,10 +208,13 @@ def test_an_id_that_another_caller_stores_meanwhile_is_a_duplicate(app):
     enqueue("acct-42", "theirs", id="b")
     looks = []
 
+    def hide(value):
+        return [hide(inner) for inner in value] if isinstance(value, list) else "" if value == "b" else value
+
     def look_too_early(execute, sql, params, many, context):
-        if sql.startswith("SELECT") and "b" in params and not looks:
+        if sql.startswith("SELECT") and "b" in values_of(params) and not looks:
             looks.append(sql)
-            params = tuple("" if value == "b" else value for value in params)
+            params = [hide(value) for value in params]
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(look_too_early):

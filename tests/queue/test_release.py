@@ -7,6 +7,7 @@ from django_semq import InvalidItem, cancel, enqueue, enqueue_many, release, rel
 from django_semq.models import Grant, IssuedGrant, Item, Nudge
 from django_semq.queue.items import queues
 from tests.factories import ItemFactory, LeaseFactory
+from tests.queue.application import values_of
 
 
 def test_a_release_removes_the_item_and_its_permit_is_free(app):
@@ -21,6 +22,7 @@ def test_a_release_removes_the_item_and_its_permit_is_free(app):
 
 
 def test_a_second_release_is_false_and_frees_nothing_more(app):
+    """(B16)"""
     app.configure(holder={"DEFAULT_LIMIT": 2})
     enqueue_many([{"key": "acct-42", "body": {}, "id": uid} for uid in "ab"])
     assert release("a") is True
@@ -30,6 +32,7 @@ def test_a_second_release_is_false_and_frees_nothing_more(app):
 
 
 def test_only_an_admitted_item_can_be_released(app):
+    """(B16)"""
     app.configure(holder={"DEFAULT_LIMIT": 0})
     enqueue("acct-42", {}, id="queued")
     app.counters_agree = False
@@ -44,6 +47,7 @@ def test_only_an_admitted_item_can_be_released(app):
 
 
 def test_an_item_that_was_not_handed_over_yet_can_be_released_and_never_is(app):
+    """(B16)"""
     enqueue("acct-42", {}, id="a")
     assert release("a")
     app.tick()
@@ -107,7 +111,7 @@ def test_a_release_names_the_lease_whose_permit_came_back(app):
 
     with connection.execute_wrapper(note):
         assert release("a")
-    assert any(lease.pk in params for params in nudges)
+    assert any(lease.pk in values_of(params) for params in nudges)
 
 
 def test_rows_are_released_by_number_and_attempt_not_by_their_id(app):
