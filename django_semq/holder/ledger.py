@@ -53,5 +53,6 @@ def clamp(grant: GrantRow) -> None:
 
 
 def is_spent(grant: GrantRow) -> bool:
-    """Nothing of it counts, and nothing can again: the row may be deleted."""
-    return grant.clamped and grant.claimed == grant.released
+    """Nothing of it counts, and nothing can again: the row may be deleted. Of an open grant, all has been claimed and
+    is back."""
+    return footprint(grant) == 0

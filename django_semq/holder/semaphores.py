@@ -20,7 +20,7 @@ from django_semq.holder.service import nudge_waiting
 from django_semq.locking import delete_by_id, join, lock_semaphores, run
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import name_problem
-from django_semq.rows import alias_of
+from django_semq.rows import alias_of, write_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +172,23 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
 
 
 def _take_back_unclaimed(semaphore: Semaphore) -> None:
-    """A claim that is not confirmed may be refused at any moment: clamp what no longer fits, all at once."""
+    """A claim that is not confirmed may be refused at any moment: clamp all that is open where too much is out."""
     limits = limits_of(semaphore.name, semaphore)
     ceilings = {row.name: row for row in semaphore.ceilings.all()}
-    for grant in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False):
-        ceiling = ceilings[grant.group]
-        fits = (
-            not semaphore.paused
-            and not ceiling.paused
-            and (limits.limit is None or semaphore.footprint <= limits.limit)
-            and (_ceiling(ceiling, limits) is None or ceiling.footprint <= (_ceiling(ceiling, limits) or 0))
-        )
-        if fits:
+    is_over = semaphore.paused or _is_below(limits.limit, semaphore.footprint)
+    over = {row.name for row in ceilings.values() if row.paused or _is_below(_ceiling(row, limits), row.footprint)}
+    for grant in list(IssuedGrant.objects.filter(semaphore=semaphore, clamped=False)):
+        if not is_over and grant.group not in over:
             continue
         before = ledger.footprint(grant)
         ledger.clamp(grant)
-        grant.save(update_fields=["clamped", "permits"])
-        semaphore.footprint += ledger.footprint(grant) - before
-        ceiling.footprint += ledger.footprint(grant) - before
-        ceiling.save(update_fields=["footprint"])
+        if ledger.is_spent(grant):
+            delete_by_id(IssuedGrant, [grant.pk])
+        else:
+            grant.save(update_fields=["clamped", "permits"])
+        for row in (semaphore, ceilings[grant.group]):
+            row.footprint += ledger.footprint(grant) - before
+    write_back(Ceiling, list(ceilings.values()), ["footprint"])
 
 
 def _waited_for(key: str | None) -> list[Semaphore]:
@@ -205,6 +203,10 @@ def _group_usage(row: Ceiling, limits: KeyLimits) -> GroupUsage:
 
 def _ceiling(row: Ceiling, limits: KeyLimits) -> int | None:
     return row.override if row.has_override else limits.ceiling(row.name)
+
+
+def _is_below(limit: int | None, footprint: int) -> bool:
+    return limit is not None and limit < footprint
 
 
 def _headroom(limit: int | None, footprint: int) -> int | None:

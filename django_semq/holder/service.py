@@ -108,6 +108,8 @@ class Books:
         self.issued: dict[str, IssuedGrant] = {}
         self.footprints: dict[GroupAt | int, int] = {}
         """As read: most keys end a round with the footprint they began with, and are not written."""
+        self.clamps: dict[int, datetime | None] = {}
+        """The same for when a semaphore's next window ends."""
         self.held_more: Counter[tuple[int, int, str]] = Counter()
         """(semaphore, client, group) -> permits held more than the rows say: they are written at the end."""
         self.changed_grants: set[str] = set()
@@ -137,6 +139,7 @@ class Books:
         self.semaphores = rows
         self.by_id = {row.pk: row for row in rows.values()}
         self.footprints |= {row.pk: row.footprint for row in rows.values()}
+        self.clamps = {row.pk: row.clamp_at for row in rows.values()}
 
     def know(self, identities: set[str]) -> None:
         if unknown := identities - self.clients.keys():
@@ -207,10 +210,10 @@ class Books:
         client = self.clients[message.client_id]
         if client.evicted_at is not None:
             return HolderRefused(f"client {shown(client.client_id)} is evicted; re-admit it or give a new CLIENT_ID")
+        self.clamp_overdue(semaphore)  # First: a claim that comes after the window is refused, by whatever message.
         results = tuple(self.absorb(semaphore, client, report) for report in message.grants)
         if not isinstance(message, PermitRequest):
             return Reply(grant_results=results)
-        self.clamp_overdue(semaphore)
         self.hear(semaphore, client, message)
         offers = self.round(semaphore, client)
         blocked = self.blocked(semaphore, client)
@@ -230,10 +233,14 @@ class Books:
         """Take back what was not claimed in time. The footprint falls by it, never by what runs."""
         if semaphore.clamp_at is None or semaphore.clamp_at > self.now:
             return
-        for row in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False, claim_until__lte=self.now):
+        semaphore.clamp_at = None
+        for row in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False).order_by("claim_until"):
             grant = self.issued.setdefault(row.uid, row)
             if grant.clamped:
                 continue
+            if grant.claim_until > self.now:
+                semaphore.clamp_at = grant.claim_until
+                break
             before = ledger.footprint(grant)
             ledger.clamp(grant)
             self.changed_grants.add(grant.uid)
@@ -382,7 +389,7 @@ class Books:
         asked = {pk for pk, _client, _group in self.changed_demands}
         semaphores = []
         for pk, row in sorted(self.by_id.items()):
-            has_changed = row.footprint != self.footprints[pk]
+            has_changed = row.footprint != self.footprints[pk] or row.clamp_at != self.clamps[pk]
             if has_changed or pk in asked:
                 was_idle = row.idle_since is not None
                 row.idle_since = None if self.is_needed(row) else self.now

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_semq import conf, locking
+from django_semq import conf, locking, semaphores
 from django_semq.exceptions import HolderRefused, Unprepared
 from django_semq.holder import service
 from django_semq.invariants import audit
@@ -118,7 +118,7 @@ def test_a_closed_grant_gives_back_what_was_not_claimed(holder):
 
 
 def test_a_grant_that_is_not_claimed_in_its_window_comes_back(holder):
-    """The client may have died before it heard of it. What it did claim is never taken back: it may run."""
+    """The client may have died before it heard of it. What it did claim is never taken back: it may run. (B10)"""
     holder = holder(5)
     (grant,) = holder.request("shop", plain=5).grants
     holder.sync("shop", GrantReport(grant.grant_id, claimed=2, released=0))
@@ -135,6 +135,7 @@ def test_a_grant_that_is_not_claimed_in_its_window_comes_back(holder):
 
 
 def test_a_claim_after_the_window_is_refused_for_good(holder):
+    """(B03)"""
     holder = holder(5)
     (grant,) = holder.request("shop", plain=5).grants
     holder.now += timedelta(seconds=31)
@@ -146,6 +147,7 @@ def test_a_claim_after_the_window_is_refused_for_good(holder):
 
 
 def test_a_report_that_comes_again_or_too_late_changes_nothing(holder):
+    """(B13)"""
     holder = holder(5)
     (grant,) = holder.request("shop", plain=5).grants
     reports = [GrantReport(grant.grant_id, claimed, released) for claimed, released in [(2, 0), (4, 1), (5, 3)]]
@@ -172,7 +174,78 @@ def test_a_grant_is_forgotten_when_it_is_closed_and_all_back(holder):
     assert holder.sync("shop", done).grant_results == (GrantResult(grant.grant_id, 0, Verdict.NOT_FOUND),)
 
 
+def test_an_open_grant_that_is_all_back_is_forgotten_and_in_no_operator_s_way(holder):
+    holder = holder(5)
+    (grant,) = holder.request("shop", plain=2).grants
+    holder.sync("shop", GrantReport(grant.grant_id, 2, 2))
+    assert not IssuedGrant.objects.exists()
+    semaphores.pause("k")
+    semaphores.set_limit("k", 1)
+
+
+def test_what_a_pause_takes_back_before_any_of_it_was_claimed_leaves_no_row(holder):
+    holder = holder(5)
+    holder.request("shop", plain=5)
+    semaphores.pause("k")
+    assert not IssuedGrant.objects.exists()
+    assert holder.footprint == 0
+    assert audit() == []
+
+
+def test_a_lowered_limit_takes_back_all_that_is_not_claimed_of_every_group(holder):
+    """Which of several open grants are refused is not left to chance."""
+    holder = holder(4)
+    holder.request("shop", plain=2, exports=2)
+    semaphores.set_limit("k", 2)
+    assert not IssuedGrant.objects.exists()
+    assert holder.footprint == 0
+
+
+def test_a_lowered_ceiling_takes_back_what_is_not_claimed_of_its_group_only(holder):
+    holder = holder(4)
+    holder.request("shop", plain=2, exports=2)
+    semaphores.set_ceiling("k", "exports", 1)
+    assert list(IssuedGrant.objects.values_list("group", "permits")) == [("", 2)]
+
+
+def test_a_window_ends_though_its_grant_replaced_just_what_came_back(holder):
+    """The footprint is the same before and after, but not when something has to be taken back."""
+    holder = holder(1)
+    (first,) = holder.request("shop", plain=1).grants
+    holder.sync("shop", GrantReport(first.grant_id, 1, 0, closed=True))
+    holder.now += timedelta(seconds=40)
+    holder.request("mail", plain=1)
+    assert Semaphore.objects.get().clamp_at is None
+    holder.request("shop", GrantReport(first.grant_id, 1, 1), plain=1)
+    holder.now += timedelta(seconds=31)
+    assert [offer.permits for offer in holder.request("mail", plain=1).grants] == [1]
+
+
+def test_the_next_window_to_end_is_known_when_one_has_ended(holder):
+    holder = holder(2)
+    holder.request("shop", plain=1)
+    holder.now += timedelta(seconds=20)
+    holder.request("shop", exports=1)
+    holder.now += timedelta(seconds=11)
+    holder.sync("shop")
+    assert Semaphore.objects.get().clamp_at == NOON + timedelta(seconds=50)
+    holder.now += timedelta(seconds=20)
+    holder.sync("shop")
+    assert Semaphore.objects.get().clamp_at is None
+    assert holder.footprint == 0
+
+
+def test_a_late_claim_is_refused_by_the_message_that_brings_it(holder):
+    holder = holder(2)
+    (grant,) = holder.request("shop", plain=2).grants
+    holder.now += timedelta(seconds=31)
+    assert holder.sync("shop", GrantReport(grant.grant_id, 2, 0)).grant_results == (
+        GrantResult(grant.grant_id, 0, Verdict.CLAMPED),
+    )
+
+
 def test_reports_on_what_is_unknown_or_another_s_are_not_found_and_change_nothing(holder):
+    """(B17)"""
     holder = holder(5)
     (grant,) = holder.request("shop", plain=2).grants
     service.prepare(["other"], client_id="shop", queue="", now=NOON)

@@ -24,6 +24,7 @@ def running(queue) -> int:
 
 
 def test_room_that_one_makes_goes_to_the_other_at_once(two):
+    """(B52)"""
     default, reports = two
     mine = fill(default, 4, "d")
     fill(reports, 1, "r")

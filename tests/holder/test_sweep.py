@@ -53,6 +53,7 @@ OPERATORS_WORDS = {
 
 @pytest.mark.parametrize("word", OPERATORS_WORDS)
 def test_what_an_operator_said_outlives_every_pause_in_the_work(app, word):
+    """(B63)"""
     OPERATORS_WORDS[word]()
     said = semaphores.usage("acct-42")
     enqueue("acct-42", {}, id="a")
@@ -82,6 +83,7 @@ def test_one_kept_semaphore_does_not_keep_the_others(app):
 
 
 def test_at_most_a_hundred_go_at_once(app):
+    """(B87)"""
     old = clock.now() - timedelta(days=2)
     Semaphore.objects.bulk_create([Semaphore(name=f"key-{n}", idle_since=old) for n in range(150)])
     assert sweep(clock.now())

@@ -91,6 +91,7 @@ def test_a_body_inside_itself_is_refused():
 
 
 def test_the_size_is_counted_in_bytes_of_utf_8():
+    """(B83)"""
     assert encode("é" * 49, max_bytes=100) == '"' + "é" * 49 + '"'
     with pytest.raises(InvalidItem, match="it has 102 bytes of JSON, MAX_BODY_BYTES is 100; store it elsewhere"):
         encode("é" * 50, max_bytes=100)

@@ -88,6 +88,7 @@ def test_a_report_that_arrives_twice_counts_once(grant, report):
 @without_deadline
 @given(any_grant(), st.lists(any_report))
 def test_no_report_lowers_a_counter_or_breaks_the_chain(grant, reports):
+    """(B13)"""
     for report in reports:
         before = copy(grant)
         report.reach(grant)
@@ -123,13 +124,9 @@ def test_an_open_grant_counts_what_is_reserved_and_a_clamped_one_what_runs():
     assert footprint(grant) == 2
 
 
-def test_an_open_grant_is_never_spent_for_it_may_still_be_claimed():
-    grant = Grant(permits=2, claimed=2, released=2)
-    assert footprint(grant) == 0
-    assert not is_spent(grant)
-
-    clamp(grant)
-    assert is_spent(grant)
+def test_an_open_grant_is_spent_only_when_nothing_of_it_can_be_claimed_any_more():
+    assert not is_spent(Grant(permits=2, claimed=1, released=1))
+    assert is_spent(Grant(permits=2, claimed=2, released=2))
 
 
 def test_a_clamped_grant_is_spent_when_its_last_permit_is_back():
@@ -142,6 +139,7 @@ def test_a_clamped_grant_is_spent_when_its_last_permit_is_back():
 
 
 def test_claims_beyond_the_grant_are_not_accepted():
+    """(B13)"""
     grant = Grant(permits=2)
     assert Report(claimed=5, released=4, closed=False).reach(grant) is Verdict.OK
     assert (grant.claimed, grant.released) == (2, 2)
