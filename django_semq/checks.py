@@ -21,6 +21,7 @@ from django_semq.rows import alias_of
 
 TAG = "django_semq"
 STALE_SCHEDULE = timedelta(minutes=3)
+"""Of a schedule of a minute, either way: a cluster may be busy, and clocks differ."""
 
 
 @register(TAG)
@@ -181,16 +182,25 @@ def check_schedule(
     if not due:
         return [
             Warning(
-                "The schedule of the tick is missing.",
+                "The schedule of the tick is missing, or is never due.",
                 hint="Run `manage.py migrate`; it is made there.",
                 id="semq.W030",
             )
         ]
-    if due[0] < clock.now() - STALE_SCHEDULE:
+    now = clock.now()
+    if due[0] < now - STALE_SCHEDULE:
         return [
             Warning(
                 f"The schedule of the tick was due at {due[0].isoformat()} and did not run.",
                 hint="Start `manage.py qcluster`. If it runs, look for a broken Schedule row: one stops all others.",
+                id="semq.W031",
+            )
+        ]
+    if due[0] > now + STALE_SCHEDULE:
+        return [
+            Warning(
+                f"The schedule of the tick does not run before {due[0].isoformat()}.",
+                hint="Run `manage.py migrate`; it is set right there. See to the clocks of your hosts.",
                 id="semq.W031",
             )
         ]

@@ -73,3 +73,11 @@ class Unprepared(SemqError):
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"not prepared: {', '.join(shown(key) for key in keys[:5])}")
         self.keys = list(keys)
+
+
+class Held(SemqError):
+    """Another transaction holds these keys at an inline holder: roll back, and do it again without them."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(f"held by another transaction: {', '.join(shown(key) for key in keys[:5])}")
+        self.keys = list(keys)

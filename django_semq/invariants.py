@@ -19,8 +19,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.db.models import Case, Count, F, Min, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, QuerySet, Sum, Value, When
 from django.db.models.fields import BigIntegerField, IntegerField
+from django.db.models.functions import Greatest
 
 from django_semq import clock, conf
 from django_semq.exceptions import shown
@@ -41,11 +42,13 @@ from django_semq.models import (
     State,
 )
 from django_semq.queue.pump import with_keys
-from django_semq.rows import alias_of
+from django_semq.rows import alias_of, chunks
 
 logger = logging.getLogger(__name__)
 
 OLD_NUDGE = timedelta(minutes=1)
+OVERDUE = timedelta(minutes=3)
+"""What is left to drivers waits for 90 s, where only the schedule drives and a worker is free."""
 GroupAt = tuple[str, str, str]
 """(queue, key, group); the holder's counters have no queue: ""."""
 
@@ -83,22 +86,16 @@ def audit() -> list[Finding]:
         counts = Counts.read()
         findings = [*_groups(counts, KeyGroup.objects.all()), *_grants(counts, Grant.objects.all())]
         if alias_of(Semaphore) == alias_of(Item):
-            findings += [*_footprints(None), *_pairs(None)]
+            findings += [*_footprints(), *_pairs()]
     return findings
 
 
 def notices(now: datetime) -> list[Notice]:
-    """Keys that nobody pumps, keys set aside, and waiting clients of queues that no setting knows."""
+    """What is overdue, keys set aside, and waiting clients of queues that no setting knows."""
     known = set(conf.settings().queues)
     found = [
-        Notice(
-            f"queue {queue} key {shown(key)}: its oldest nudge is of {oldest.isoformat()}; no driver runs,"
-            " or a frozen process holds the key"
-        )
-        for queue, key, oldest in Nudge.objects.values("queue", "key")
-        .annotate(oldest=Min("created_at"))
-        .filter(oldest__lt=now - OLD_NUDGE)
-        .values_list("queue", "key", "oldest")
+        Notice(f"queue {queue} key {shown(key)}: {what}; no driver runs, or it is frozen or cannot keep up")
+        for queue, key, what in _overdue(now)
     ]
     found += [
         Notice(f"queue {key.queue} key {shown(key.name)}: set aside until {key.set_aside_until}: {key.error}")
@@ -112,23 +109,53 @@ def notices(now: datetime) -> list[Notice]:
     return found
 
 
-def repair(findings: Iterable[Finding], *, now: datetime) -> None:
+def repair(findings: Iterable[Finding], *, now: datetime) -> int:
     """Write the right values of these findings' keys, each under its lock, and log them. Permits of items that no
-    longer exist go back. Safe to repeat; what changed meanwhile is recounted under the lock."""
+    longer exist go back. Safe to repeat; what changed meanwhile is recounted under the lock.
+
+    Returns how many are repaired: all but those of keys that another transaction has.
+    """
     findings = list(findings)
     names = {finding.key for finding in findings}
     keys = {(finding.queue, finding.key) for finding in findings if finding.queue}
-    keys |= set(Key.objects.filter(name__in=names).values_list("queue", "name"))
-    run(
-        lambda: Key.objects.bulk_create([Key(queue=queue, name=name) for queue, name in keys], ignore_conflicts=True),
-        using=alias_of(Key),
-    )
-    for queue, name in sorted(keys):
-        with_keys(queue, [name], partial(_repair_keys, now=now))
+    for part in chunks(sorted(names)):
+        keys |= set(Key.objects.filter(name__in=part).values_list("queue", "name"))
+    run(partial(_make_rows, keys), using=alias_of(Key))
+    held = {name for queue, name in sorted(keys) if not with_keys(queue, [name], partial(_repair_keys, now=now))}
     for name in sorted(names - {name for _queue, name in keys}):
-        run(partial(_repair_footprints, name), using=alias_of(Semaphore))
+        run(partial(_repair_holder, name, now), using=alias_of(Semaphore))
     for finding in findings:
-        logger.warning("repaired: %s", finding)
+        logger.warning("%s: %s", "not repaired, its key is in use" if finding.key in held else "repaired", finding)
+    return sum(finding.key not in held for finding in findings)
+
+
+# ------------------------------------------------------------------------------------------------------------- overdue
+
+
+def _overdue(now: datetime) -> Iterator[tuple[str, str, str]]:
+    """(queue, key, what of it waits) for all that somebody should have looked at: of a driver that is dead or frozen
+    nothing else is to be seen. Callers admit without one.
+
+    What is due "at once" does not say since when: items not before they were admitted, and a key not while its items
+    are admitted.
+    """
+    before = now - OVERDUE
+    items = Item.objects.filter(state=State.ADMITTED, due_at__lt=before, admitted_at__lt=before)
+    items = items.annotate(since=Greatest("due_at", "admitted_at"))
+    queues = conf.settings().queues
+    unasked = [alias for alias, queue in queues.items() if queue.finished is None and queue.admit != conf.TASK_ADMIT]
+    recent = Item.objects.filter(queue=OuterRef("queue"), key=OuterRef("name"), admitted_at__gte=before)
+    nudges = Nudge.objects.filter(created_at__lt=now - OLD_NUDGE).annotate(since=F("created_at"))
+    keys = Key.objects.filter(~Exists(recent), queue__in=queues, due_at__lt=before).annotate(since=F("due_at"))
+    for rows, name, what in (
+        (nudges, "key", "its oldest nudge is of {}"),
+        (keys, "name", "it is due and nobody looks at it"),
+        (items.filter(handed_over=False), "key", "an item has waited for its hand-over since {}"),
+        (items.filter(handed_over=True).exclude(queue__in=unasked), "key", "nobody has asked after an item since {}"),
+    ):
+        by_key = rows.values("queue", name).annotate(oldest=Min("since")).order_by("queue", name)
+        for queue, key, oldest in by_key.values_list("queue", name, "oldest"):
+            yield queue, key, what.format(oldest.isoformat())
 
 
 # ------------------------------------------------------------------------------------------------------------ counting
@@ -219,8 +246,8 @@ def _grants(counts: Counts, rows: QuerySet[Grant]) -> Iterator[Finding]:
             yield Finding(*at, f"grant row {pk} admitted − released", 0, counts.items_of[pk])
 
 
-def _footprints(name: str | None) -> Iterator[Finding]:
-    semaphores = Semaphore.objects.all() if name is None else Semaphore.objects.filter(name=name)
+def _footprints() -> Iterator[Finding]:
+    semaphores = Semaphore.objects.all()
     of_group, of_key = footprints(semaphores)
     for semaphore in semaphores.order_by("name"):
         if semaphore.footprint != of_key[semaphore.pk]:
@@ -256,44 +283,77 @@ def footprints(semaphores: QuerySet[Semaphore]) -> tuple[Counter[tuple[int, str]
     return of_group, of_key
 
 
-def _pairs(name: str | None) -> Iterator[Finding]:
-    """Both sides of each grant of a local queue."""
-    issued = IssuedGrant.objects.exclude(client__queue="").select_related("semaphore", "client")
-    grants = Grant.objects.select_related("key")
-    if name is not None:
-        issued, grants = issued.filter(semaphore__name=name), grants.filter(key__name=name)
-    theirs = {row.uid: row for row in issued}
-    local = set(Client.objects.exclude(queue="").values_list("queue", flat=True))
-    ours = {row.uid: row for row in grants if row.key.queue in local}
-    for uid in sorted(theirs.keys() | ours.keys()):
-        ours_out = ours[uid].claimed - ours[uid].acked_released if uid in ours else 0
-        theirs_out = theirs[uid].claimed - theirs[uid].released if uid in theirs else 0
+def _pairs() -> Iterator[Finding]:
+    """Both sides of each grant of a local queue. What a client had whose row is lost is nobody's."""
+    queues = dict(Client.objects.values_list("pk", "queue"))
+    theirs = {(row.client_id in queues, row.uid): row for row in _issued().select_related("semaphore")}
+    ours = {(True, row.uid): row for row in _granted().select_related("key")}
+    for at in sorted(theirs.keys() | ours.keys()):
+        ours_out = ours[at].claimed - ours[at].acked_released if at in ours else 0
+        theirs_out = theirs[at].claimed - theirs[at].released if at in theirs else 0
         if ours_out != theirs_out:
-            if uid in theirs:
-                at = (theirs[uid].client.queue, theirs[uid].semaphore.name, theirs[uid].group)
+            if at in theirs:
+                where = (queues.get(theirs[at].client_id, ""), theirs[at].semaphore.name, theirs[at].group)
             else:
-                at = (ours[uid].key.queue, ours[uid].key.name, ours[uid].group)
-            yield Finding(*at, f"issued grant {uid} in use", theirs_out, ours_out)
+                where = (ours[at].key.queue, ours[at].key.name, ours[at].group)
+            yield Finding(*where, f"issued grant {at[1]} in use", theirs_out, ours_out)
+
+
+def _issued() -> QuerySet[IssuedGrant]:
+    """What local queues have at the holder; also what nobody has, because its client's row is lost."""
+    return IssuedGrant.objects.exclude(client__in=Client.objects.filter(queue=""))
+
+
+def _granted() -> QuerySet[Grant]:
+    """What the holder of this project gave to local queues, by their own account."""
+    return Grant.objects.filter(key__queue__in=[*_local_queues(), *_clients()])
+
+
+def _local_queues() -> dict[str, conf.Queue]:
+    queues = conf.settings().queues
+    return {alias: queue for alias, queue in queues.items() if queue.transport == conf.LOCAL_TRANSPORT}
+
+
+def _clients() -> dict[str, Client]:
+    """Who asks for each local queue, also for those that settings no longer have."""
+    rows = Client.objects.exclude(queue="")
+    by_id = {row.client_id: row for row in rows}
+    present = {alias: by_id[queue.client_id] for alias, queue in _local_queues().items() if queue.client_id in by_id}
+    return {row.queue: row for row in rows} | present
 
 
 # ------------------------------------------------------------------------------------------------------------- mending
 
 
-def _repair_keys(rows: list[Key], *, now: datetime) -> None:
-    """Grants first, so that what they give back is counted into the groups; the pump then folds it as usual."""
+def _make_rows(keys: set[tuple[str, str]]) -> None:
+    """What a repair locks or refers to."""
+    Key.objects.bulk_create(
+        [Key(queue=queue, name=name) for queue, name in sorted(keys)], batch_size=500, ignore_conflicts=True
+    )
+    known = set(Client.objects.values_list("client_id", flat=True))
+    clients = [
+        Client(client_id=queue.client_id, queue=queue.alias)
+        for queue in _local_queues().values()
+        if queue.client_id not in known
+    ]
+    Client.objects.bulk_create(clients, ignore_conflicts=True)
+
+
+def _repair_keys(rows: list[Key], *, now: datetime) -> bool:
+    """Grants first, so that what they give back is counted into the groups; the pump then folds it as usual. False if
+    there is no key to be had."""
     for key in rows:
         _repair_grants(key, Counts.read(key.queue, key.name), now)
         if alias_of(Semaphore) == alias_of(Item):
-            _repair_pairs(key, now)
-            _repair_footprints(key.name)
+            _repair_holder(key.name, now)
         _repair_groups(key, Counts.read(key.queue, key.name))
         Key.objects.filter(pk=key.pk).update(set_aside_until=None, set_aside_count=0, error="", due_at=clock.LONG_AGO)
+    return bool(rows)
 
 
 def _repair_grants(key: Key, counts: Counts, now: datetime) -> None:
-    known = set()
-    for grant in Grant.objects.filter(key=key):
-        known.add(grant.pk)
+    known = Grant.objects.filter(key=key)
+    for grant in known:
         out, should = grant.admitted - grant.released, counts.of_grant(grant.pk)
         if out > should:
             Nudge.objects.create(
@@ -312,7 +372,7 @@ def _repair_grants(key: Key, counts: Counts, now: datetime) -> None:
                 setattr(grant, counter, getattr(grant, counter) + missing)
             grant.save()
     orphans = Item.objects.filter(queue=key.queue, key=key.name, state=State.ADMITTED, lease_id=None).exclude(
-        grant_id__in=known
+        grant_id__in=known.values("pk")
     )
     for group, number in orphans.values("group").annotate(number=Count("id")).values_list("group", "number"):
         grant = Grant.objects.create(
@@ -332,20 +392,33 @@ def _repair_grants(key: Key, counts: Counts, now: datetime) -> None:
         orphans.filter(group=group).update(grant_id=grant.pk)
 
 
-def _repair_pairs(key: Key, now: datetime) -> None:
-    """The client's counts are the truth about its own permits: the holder only ever merges them by max."""
-    client = Client.objects.filter(queue=key.queue).first()
-    semaphores = lock_semaphores([key.name])
-    if client is None or not semaphores:
-        return
-    (semaphore,) = semaphores
-    issued = {row.uid: row for row in IssuedGrant.objects.filter(semaphore=semaphore, client=client)}
-    grants = {row.uid: row for row in Grant.objects.filter(key=key)}
+def _repair_holder(name: str, now: datetime) -> None:
+    """One transaction from the lost row to the right footprint: a pump in between would give all permits anew."""
+    for semaphore in lock_semaphores([name]) or _make_semaphore(name):
+        _repair_issued(semaphore, now)
+        _repair_footprints(semaphore)
+
+
+def _make_semaphore(name: str) -> list[Semaphore]:
+    """The row of a key, locked, if permits of it are out."""
+    if not _granted().filter(key__name=name).exists():
+        return []
+    Semaphore.objects.bulk_create([Semaphore(name=name)], ignore_conflicts=True)
+    return lock_semaphores([name])
+
+
+def _repair_issued(semaphore: Semaphore, now: datetime) -> None:
+    """The clients' counts are the truth about their own permits: the holder only ever merges them by max. Those of all
+    local queues, since their pumps write both sides under the semaphore's lock."""
+    clients = _clients()
+    issued = {row.uid: row for row in _issued().filter(semaphore=semaphore)}
+    grants = {row.uid: row for row in _granted().filter(key__name=semaphore.name).select_related("key")}
     delete_by_id(IssuedGrant, [row.pk for uid, row in issued.items() if uid not in grants])
     for uid, grant in grants.items():
         row = issued.get(uid) or IssuedGrant(
-            uid=uid, semaphore=semaphore, client=client, group=grant.group, claim_until=now, issued_at=now
+            uid=uid, semaphore=semaphore, group=grant.group, claim_until=now, issued_at=now
         )
+        row.client = clients[grant.key.queue]
         row.permits = row.claimed = grant.claimed
         row.released = grant.acked_released
         row.clamped = True
@@ -365,13 +438,12 @@ def _repair_groups(key: Key, counts: Counts) -> None:
             delete_by_id(KeyGroup, [group.pk])
 
 
-def _repair_footprints(name: str) -> None:
-    for semaphore in lock_semaphores([name]):
-        of_group, of_key = footprints(Semaphore.objects.filter(pk=semaphore.pk))
-        semaphore.footprint = of_key[semaphore.pk]
-        semaphore.save(update_fields=["footprint"])
-        stored = {row.name: row for row in Ceiling.objects.filter(semaphore=semaphore)}
-        for group in sorted(stored.keys() | {group for _pk, group in of_group}):
-            row = stored.get(group) or Ceiling(semaphore=semaphore, name=group)
-            row.footprint = of_group[semaphore.pk, group]
-            row.save()
+def _repair_footprints(semaphore: Semaphore) -> None:
+    of_group, of_key = footprints(Semaphore.objects.filter(pk=semaphore.pk))
+    semaphore.footprint = of_key[semaphore.pk]
+    semaphore.save(update_fields=["footprint"])
+    stored = {row.name: row for row in Ceiling.objects.filter(semaphore=semaphore)}
+    for group in sorted(stored.keys() | {group for _pk, group in of_group}):
+        row = stored.get(group) or Ceiling(semaphore=semaphore, name=group)
+        row.footprint = of_group[semaphore.pk, group]
+        row.save()

@@ -121,9 +121,9 @@ def lock_keys(queue: str, names: Sequence[str]) -> list[Key]:
     return select(Key, condition, queue, sorted(names), index="semq_key_name")
 
 
-def lock_semaphores(names: Sequence[str]) -> list[Semaphore]:
+def lock_semaphores(names: Sequence[str], *, skip_locked: bool = False) -> list[Semaphore]:
     """The semaphores of these names, locked, in the order of their names; missing ones are left out."""
-    condition = f"name IN %s ORDER BY name {_lock(Semaphore)}"
+    condition = f"name IN %s ORDER BY name {_lock(Semaphore, skip_locked=skip_locked)}"
     return select(Semaphore, condition, sorted(names), index="semq_semaphore_name")
 
 

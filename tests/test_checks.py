@@ -120,6 +120,7 @@ def project(settings) -> Callable[..., None]:
 
 @pytest.mark.parametrize(("check", "different"), [(check, one) for check, all in DESERVED.items() for one in all])
 def test_a_setting_that_is_wrong_or_risky_is_named_with_what_to_do(project, check, different):
+    """(B73)"""
     project(**different)
     messages = found()
 
@@ -192,6 +193,7 @@ def test_a_queue_and_its_local_holder_are_in_one_database(project, elsewhere):
 @pytest.mark.databases("mariadb")
 @pytest.mark.parametrize("level", ["repeatable read", "SERIALIZABLE", None])
 def test_isolation_that_takes_gap_locks_is_an_error(monkeypatch, project, level):
+    """(B93)"""
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", level)
     (message,) = found()
     assert message.id == "semq.E011"
@@ -224,6 +226,7 @@ def schedule(db):
 
 
 def test_a_missing_schedule_is_warned_of_where_the_database_is_checked(project, schedule):
+    """(B50)"""
     schedule.delete()
     assert found() == []
     (message,) = found(databases=["default"])
@@ -238,6 +241,18 @@ def test_a_schedule_that_nobody_runs_is_warned_of(project, schedule):
     (message,) = found(databases=["default"])
     assert message.id == "semq.W031"
     assert "qcluster" in message.hint
+
+
+def test_a_schedule_that_is_not_due_for_long_is_warned_of(project, schedule):
+    """(B50)"""
+    schedule.update(next_run=timezone.now() + timedelta(minutes=2))
+    assert found(databases=["default"]) == []
+    schedule.update(next_run=timezone.now() + timedelta(minutes=4))
+    (message,) = found(databases=["default"])
+    assert message.id == "semq.W031"
+    assert "migrate" in message.hint
+    schedule.update(next_run=None)
+    assert [message.id for message in found(databases=["default"])] == ["semq.W030"]
 
 
 def test_where_the_schedule_is_switched_off_nobody_misses_it(project, schedule):

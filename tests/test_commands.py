@@ -234,6 +234,7 @@ def test_semq_doctor_returns_the_permits_of_items_that_were_deleted_by_hand():
 
 
 def test_semq_doctor_names_a_key_that_nobody_pumps():
+    """(B55)"""
     NudgeFactory(queued_delta=0, created_at=clock.now() - timedelta(minutes=2))
     ran = run("semq_doctor")
 

@@ -111,6 +111,8 @@ def install_schedule(*, using: str, **_kwargs: Any) -> None:
             schedule.repeats = -1
             schedule.args = None  # An unreadable one would stop every schedule of the cluster.
             schedule.kwargs = f"q_options={UNSAVED}"
+            soon = clock.now() + timedelta(minutes=1)
+            schedule.next_run = min(schedule.next_run or soon, soon)  # A clock that was wrong may have put it far off.
             schedule.save(using=homes[Schedule])
 
     # Before, and not in the same transaction: InnoDB's insert-ignore takes a shared lock on the row that it finds.
@@ -227,10 +229,11 @@ def _send(func: str, *args: Any, q_options: dict[str, Any]) -> None:
 
 
 def next_scheduled_tick(databases: Sequence[str]) -> list[datetime] | None:
-    """When the schedule's rows are due; None if their database is not among these."""
+    """When the schedule's rows are due, but for those that never are; None if their database is not among these."""
     from django_q.models import Schedule
 
     using = router.db_for_write(Schedule)
     if using not in databases:
         return None
-    return list(Schedule.objects.using(using).filter(func=TICK).order_by("next_run").values_list("next_run", flat=True))
+    rows = Schedule.objects.using(using).filter(func=TICK, next_run__isnull=False)
+    return list(rows.order_by("next_run").values_list("next_run", flat=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial, reduce
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from django_semq import clock, conf, handlers
 from django_semq.driver.crew import Call, Crew
@@ -129,6 +129,8 @@ class Work:
                 name,
                 error,
             )
+            if not is_passing(error):
+                _connect_anew()
         except Exception:
             logger.exception("%s failed; done again at the next pass", name)
         self.due.append(clock.LONG_AGO)
@@ -278,6 +280,13 @@ class Work:
             semaphores.nudge_all_waiting(now)
         self.knows_rules = True
         return False
+
+
+def _connect_anew() -> None:
+    """A session may be of no use any more without being broken: its server has become one that only reads."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 def _is_fresh(about: object) -> bool:

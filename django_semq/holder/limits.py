@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from django_semq import conf, handlers
 from django_semq.exceptions import InvalidLimit, shown
-from django_semq.locking import refuse_if_open, run
+from django_semq.locking import lock_semaphores, refuse_if_open, run
 from django_semq.models import Semaphore
 from django_semq.rows import alias_of, chunks, write_back
 
@@ -81,12 +81,12 @@ def is_stale(semaphore: Semaphore, now: datetime) -> bool:
 def ask(names: Sequence[str], *, now: datetime) -> None:
     """Ask the LIMITS function for keys whose answer is soon too old, and store the answers.
 
-    If it raises, the last answer holds for another minute, else the rules do; the error is logged once a minute.
+    If it raises or hangs, the last answer holds for another minute, else the rules do; the error is logged once a
+    minute.
     """
     path = conf.settings().holder.limits
     if path is None:
         return
-    function = handlers.resolve(path, "SEMQ['HOLDER']['LIMITS']")
     half = now - conf.LIMIT_ANSWER_AGE / 2  # asked early, so that a batch is not stopped for each of its keys
     rows = [
         row
@@ -98,18 +98,20 @@ def ask(names: Sequence[str], *, now: datetime) -> None:
         row.answered_at = now
         refuse_if_open("LIMITS")
         try:
-            row.answer = json.dumps(_checked_answer(function(row.name), row.name))
+            answer = handlers.answer(path, "SEMQ['HOLDER']['LIMITS']", row.name)
+            row.answer = json.dumps(_checked_answer(answer, row.name))
         except LookupError:
             row.answer = json.dumps(UNKNOWN)
         except Exception:
             if handlers.may_complain(path):
                 logger.exception("LIMITS failed for key %s; its last answer or the rules hold", shown(row.name))
 
+    def write() -> None:
+        mine = {row.pk for row in lock_semaphores([row.name for row in rows], skip_locked=True)}
+        write_back(Semaphore, [row for row in rows if row.pk in mine], ["answer", "answered_at"])
+
     if rows:
-        run(
-            lambda: write_back(Semaphore, rows, ["answer", "answered_at"]),
-            using=alias_of(Semaphore),
-        )
+        run(write, using=alias_of(Semaphore))
 
 
 def digest() -> str:

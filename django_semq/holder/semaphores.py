@@ -17,7 +17,7 @@ from django_semq.exceptions import InvalidItem, shown
 from django_semq.holder import ledger
 from django_semq.holder.limits import KeyLimits, limits_of
 from django_semq.holder.service import nudge_waiting
-from django_semq.locking import delete_by_id, join, lock_semaphores, run
+from django_semq.locking import delete_by_id, join, lock_semaphores, run, snapshot
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import name_problem
 from django_semq.rows import alias_of, write_back
@@ -106,8 +106,13 @@ def refresh(key: str | None = None) -> None:
 
 
 def usage(key: str) -> KeyUsage:
-    """What is issued of a key, to whom, and what is left."""
+    """What is issued of a key, to whom, and what is left, at one moment."""
     _check_names(key, None)
+    with snapshot(alias_of(Semaphore)):
+        return _usage(key)
+
+
+def _usage(key: str) -> KeyUsage:
     semaphore = Semaphore.objects.filter(name=key).first()
     limits = limits_of(key, semaphore)
     if semaphore is None:

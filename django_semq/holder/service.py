@@ -16,7 +16,7 @@ from functools import cached_property
 from django.db.models import Case, F, Sum, When
 
 from django_semq import conf
-from django_semq.exceptions import HolderRefused, Unprepared, shown
+from django_semq.exceptions import Held, HolderRefused, Unprepared, shown
 from django_semq.holder import ledger
 from django_semq.holder.allocation import Waiting, allocate
 from django_semq.holder.limits import KeyLimits, ask, is_stale, limits_of
@@ -33,7 +33,7 @@ from django_semq.protocol.messages import (
     Reply,
     Verdict,
 )
-from django_semq.rows import alias_of, chunks, insert, select, write_back
+from django_semq.rows import alias_of, chunks, insert, select, select_tuples, write_back
 from django_semq.signals import keys_nudged
 
 GRANT_FOOTPRINT = Case(When(clamped=True, then=F("claimed")), default=F("permits")) - F("released")
@@ -121,7 +121,7 @@ class Books:
         """Answer each message, in order; nothing is written before `write`.
 
         Repeating a message is safe: counts merge by max. Raises `Unprepared` for keys without a row or with too old
-        an answer of the LIMITS function.
+        an answer of the LIMITS function, and `Held` for keys that another transaction has.
         """
         self.open(sorted({envelope.key for envelope in messages} - self.semaphores.keys()))
         self.know({envelope.message.client_id for envelope in messages})
@@ -133,7 +133,11 @@ class Books:
             return
         if self.semaphores:
             raise RuntimeError("the first messages of a conversation name all its keys: locks are taken in one order")
-        rows = {row.name: row for row in lock_semaphores(names)}
+        # An operator's verb is part of the operator's transaction, which may stay open: nobody else waits for it.
+        rows = {row.name: row for row in lock_semaphores(names, skip_locked=True)}
+        absent = [name for name in names if name not in rows]
+        if absent and (held := select_tuples(Semaphore, ["name"], "name IN %s", absent)):
+            raise Held([name for (name,) in held])
         if unready := [name for name in names if name not in rows or is_stale(rows[name], self.now)]:
             raise Unprepared(unready)
         self.semaphores = rows

@@ -27,7 +27,7 @@ def sweep(now: datetime) -> bool:
         return False
 
     def remove() -> None:
-        rows = lock_semaphores(names)
+        rows = lock_semaphores(names, skip_locked=True)
         still = {row.pk for row in rows if row.idle_since is not None and not row.footprint}
         for model in NEED_IT:
             still -= set(model.objects.filter(semaphore__in=still).values_list("semaphore_id", flat=True))

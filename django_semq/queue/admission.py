@@ -200,13 +200,13 @@ def failed(batch: HandOver, error: BaseException, *, now: datetime) -> bool:
 
 def retry_delay(queue: str, attempt: int) -> timedelta:
     """How long an item that failed alone waits: the project's policy, or min(60, 2 ** (attempt − 1)) seconds times
-    0.5 to 1.5. A policy that raises or answers no number of seconds gives a minute."""
+    0.5 to 1.5. A policy that raises, hangs or answers no number of seconds gives a minute."""
     path = conf.queue(queue).retry_delay
     if path is None:
         return timedelta(seconds=min(60, 2 ** min(attempt - 1, 6)) * random.uniform(0.5, 1.5))
     refuse_if_open("RETRY_DELAY")
     try:
-        seconds = handlers.resolve(path, f"SEMQ['QUEUES'][{queue!r}]['RETRY_DELAY']")(attempt)
+        seconds = handlers.answer(path, f"SEMQ['QUEUES'][{queue!r}]['RETRY_DELAY']", attempt)
     except Exception:
         logger.exception("queue %s: RETRY_DELAY failed; the item waits for a minute", queue)
         return FALLBACK_DELAY
@@ -230,7 +230,8 @@ def claim_check(queue: str, *, now: datetime) -> Check | None:
 
     def work() -> list[Item]:
         rows = _lock_for_check(queue, now)
-        Item.objects.filter(pk__in=[row.pk for row in rows]).update(due_at=now + settings.finished_check)
+        for part in chunks(rows):
+            Item.objects.filter(pk__in=[row.pk for row in part]).update(due_at=now + settings.finished_check)
         return rows
 
     rows = run(work, using=alias_of(Item))
@@ -257,12 +258,14 @@ def take_lost(queue: str, *, now: datetime) -> bool:
 
     def work() -> int:
         rows = _lock_for_check(queue, now)
-        return Item.objects.filter(pk__in=[row.pk for row in rows]).update(
-            handed_over=False,
-            started=False,
-            due_at=RETRY_AT_ONCE,
-            last_error="its task was lost or its worker died",
-        )
+        for part in chunks(rows):
+            Item.objects.filter(pk__in=[row.pk for row in part]).update(
+                handed_over=False,
+                started=False,
+                due_at=RETRY_AT_ONCE,
+                last_error="its task was lost or its worker died",
+            )
+        return len(rows)
 
     return bool(run(work, using=alias_of(Item)))
 

@@ -39,6 +39,9 @@ TAKEN = ("uid", "key", "group", "grant_id", "lease_id", "attempt")
 SET_ASIDE = "set_aside"
 """The reason why items of a key wait that the pump cannot count: its error is on the key's row."""
 
+STATEMENT_CHARACTERS = 2**20
+"""Of the bodies in one insert: 8 MiB at most, once encoded and escaped; the smallest default packet takes 16."""
+
 FIELDS = ("key", "body", "group", "id")
 
 
@@ -261,7 +264,8 @@ class Queue:
                 for item in new
             ]
             if not refuses:
-                insert(Item, rows)
+                for part in _by_size(rows):
+                    insert(Item, part)
             else:
                 Item.objects.bulk_create(rows, batch_size=CHUNK, ignore_conflicts=True)
                 stored = {
@@ -427,6 +431,20 @@ def _json_problem(value: Any, depth: int) -> str | None:
                 return problem
         return None
     return f"it has a {type(value).__name__}, which JSON has not; give text, numbers, lists and dicts"
+
+
+def _by_size(rows: Sequence[Item]) -> Iterator[list[Item]]:
+    """Rows whose bodies go into one statement: MySQL and MariaDB refuse one that is longer than a packet."""
+    part: list[Item] = []
+    size = 0
+    for row in rows:
+        if part and size + len(row.body) > STATEMENT_CHARACTERS:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row.body)
+    if part:
+        yield part
 
 
 def _distinct(ids: Iterable[str]) -> list[str]:

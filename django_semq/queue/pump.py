@@ -13,6 +13,7 @@ the nudge as a row, and the driver's next tick takes it.
 from __future__ import annotations
 
 import logging
+import random
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +21,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
 
 from django_semq import clock, conf
-from django_semq.exceptions import HolderRefused, TransportError, Unprepared, described, shown
+from django_semq.exceptions import Held, HolderRefused, TransportError, Unprepared, described, shown
 from django_semq.locking import TRIES, after_commit, delete_by_id, is_passing, lock_keys, notify, oldest_ids, run
 from django_semq.models import Grant, Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.messages import (
@@ -54,6 +56,9 @@ CALLER_ROUNDS = 3
 """Rounds a caller's hook pumps at most: what is left is the driver's, so that no request pays for others' work."""
 SET_ASIDE = (timedelta(seconds=1), timedelta(minutes=5))
 PREPARATIONS = 3
+LOOKS = 4
+"""At keys that another transaction has at the holder. Another pump has them for some milliseconds; an operator's
+transaction for as long as it likes, and then they wait for the next pass."""
 
 _driver: ContextVar[Callable[[], None] | None] = ContextVar("django_semq_driver", default=None)
 _daemon: Callable[[], None] | None = None
@@ -111,7 +116,7 @@ class Pumped:
     introduced: int = 0
     admitted: int = 0
     left: list[str] = field(default_factory=list)
-    """Keys that still have nudges when the rounds were over."""
+    """Keys that still have nudges when the rounds were over, and keys that somebody else has at the holder."""
 
     @property
     def moved(self) -> bool:
@@ -131,12 +136,12 @@ def pump(queue: str, names: Iterable[str], *, now: datetime, rounds: int = 1000,
         if connections[alias_of(Key)].vendor == "sqlite":
             todo = _worth_locking(queue, todo, now)
         if not todo:
-            return done
+            break
         again: list[str] = []
         for batch in chunks(todo, BATCH_KEYS):
             again += _pump_batch(queue, batch, transport, done, now=now, tries=tries)
         todo = again
-    done.left = todo
+    done.left = sorted({*done.left, *todo})
     return done
 
 
@@ -217,6 +222,7 @@ def _pump_batch(
         return _one_by_one(queue, names, transport, done, error, now=now, tries=tries)
     except Exception as error:
         return _one_by_one(queue, names, transport, done, error, now=now, tries=tries)
+    done.left += turn.held
     done.folded += turn.folded
     done.admitted += len(turn.admitted)
     if turn.missing:
@@ -235,13 +241,31 @@ def _attempt(
     now: datetime,
     tries: int,
 ) -> _Turn:
-    """One committed transaction for these keys, after what it needs was prepared."""
-    for _preparation in range(PREPARATIONS):
+    """One committed transaction for these keys, after what it needs was prepared, without those that somebody else
+    goes on holding."""
+    held: list[str] = []
+    preparations = looks = 0
+    while True:
+        others = [name for name in names if name not in held]
         try:
-            return run(lambda: _Turn(queue, names, transport, now).take(), using=alias_of(Key), tries=tries)
+            turn = run(partial(_take, queue, others, transport, now), using=alias_of(Key), tries=tries)
+            turn.held = held
+            return turn
         except Unprepared as error:
+            preparations += 1
+            if preparations > PREPARATIONS:
+                raise
             transport.prepare(error.keys, now=now)
-    return run(lambda: _Turn(queue, names, transport, now).take(), using=alias_of(Key), tries=tries)
+        except Held as error:
+            looks += 1
+            if looks < LOOKS:
+                clock.pause(random.uniform(0, 0.005 * 2**looks))
+            else:
+                held = [*held, *error.keys]
+
+
+def _take(queue: str, names: Sequence[str], transport: HolderTransport, now: datetime) -> _Turn:
+    return _Turn(queue, names, transport, now).take()
 
 
 def _one_by_one(
@@ -327,6 +351,8 @@ class _Turn:
         self.transport = transport
         self.now = now
         self.conf = conf.queue(queue)
+        self.held: list[str] = []
+        """Names left out, because somebody else has them at the holder."""
         self.missing: list[str] = []
         """Names without a row."""
         self.had: list[str] = []
@@ -344,9 +370,11 @@ class _Turn:
         """Keys that got fewer items than they counted."""
         self.more: set[str] = set()
         """Keys that could have more permits, in another round."""
-        self.newly_blocked: list[KeyGroup] = []
+        self.newly_blocked: list[tuple[str, KeyGroup]] = []
 
     def take(self) -> _Turn:
+        if not self.names:
+            return self
         locked = {key.name: key for key in lock_keys(self.queue, self.names)}
         if len(locked) < len(self.names):
             self.missing = self.without_row([name for name in self.names if name not in locked])
@@ -501,7 +529,7 @@ class _Turn:
                 group.blocked_at = self.now if reason else None
                 self.changed.add((name, group.name))
                 if reason:
-                    self.newly_blocked.append(group)
+                    self.newly_blocked.append((name, group))
 
     # --------------------------------------------------------------------------------------------------- the items
 
@@ -633,11 +661,11 @@ class _Turn:
 
     def announce_blocked(self) -> None:
         def send() -> None:
-            for group in self.newly_blocked:
+            for key, group in self.newly_blocked:
                 item_blocked.send_robust(
                     sender=Item,
                     queue=self.queue,
-                    key=group.key.name,
+                    key=key,
                     group=group.name,
                     reason=group.blocked_reason,
                     count=group.queued,

@@ -129,6 +129,7 @@ def test_cancel_removes_what_waits(operator: Client, act: Fixture, queue_up: Fix
 
 
 def test_an_action_says_how_many_it_passed_over_and_why(operator: Client, act: Fixture, queue_up: Fixture) -> None:
+    """(B65)"""
     running, waiting, gone = queue_up("first", "second", "third")
     act(operator, "cancel_items", gone)
     assert messages_of(act(operator, "cancel_items", running, waiting, gone)) == [

@@ -71,6 +71,7 @@ def test_a_row_has_a_page(operator: Client, table: str) -> None:
 
 @every_table
 def test_nobody_adds_changes_or_deletes_a_row(operator: Client, table: str) -> None:
+    """(B113)"""
     row = TABLES[table](1)
     page = operator.get(page_url(table, row))
     assert "_save" not in page.text
@@ -100,6 +101,8 @@ def test_without_a_permission_there_is_no_page(client_with: Callable[..., Client
 
 @every_table
 def test_the_number_of_statements_of_a_list_does_not_grow_with_its_rows(operator: Client, table: str) -> None:
+    """(B113)"""
+
     def statements() -> int:
         with CaptureQueriesContext(connection) as queries:
             listed(operator, table)
@@ -115,6 +118,7 @@ def test_the_number_of_statements_of_a_list_does_not_grow_with_its_rows(operator
 
 @every_table
 def test_no_list_counts_or_sorts_its_whole_table(operator: Client, table: str) -> None:
+    """(B113)"""
     TABLES[table](1)
     with CaptureQueriesContext(connection) as queries:
         listed(operator, table)
@@ -250,6 +254,7 @@ def test_a_filter_keeps_the_others(operator: Client) -> None:
     ids=str,
 )
 def test_an_index_serves_the_list_of_items(operator: Client, query: dict[str, str]) -> None:
+    """(B85, B113)"""
     factories.ItemFactory(uid="id", key="a")
     plan = operator.get(list_url("item"), query).context["cl"].queryset[:100].explain()
     if query:
@@ -271,6 +276,7 @@ def test_the_queue_of_a_grant_costs_a_join_only_where_it_is_asked_for(operator: 
 
 
 def test_a_list_loads_no_bodies_and_a_page_cuts_a_long_one(operator: Client) -> None:
+    """(B83)"""
     item = factories.ItemFactory(body='"<b>' + "x" * 100_000 + '"')
     (row,) = listed(operator, "item")
     assert "body" in row.get_deferred_fields()

@@ -63,6 +63,7 @@ def test_an_item_shows_all_that_is_known_of_it(operator):
 
 
 def test_a_list_leaves_the_bodies_in_the_database(operator):
+    """(B83)"""
     item = ItemFactory()
     with CaptureQueriesContext(connection) as queries:
         (shown,) = operator.get(URL).json()["results"]

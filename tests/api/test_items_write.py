@@ -134,6 +134,7 @@ def test_no_items_are_nothing_new(operator):
 
 
 def test_a_thousand_items_are_taken_and_one_more_is_refused(operator):
+    """(B110)"""
     assert_refused(post(operator, [ITEM] * 1001), 413, "too_large", "items")
     assert post(operator, [ITEM] * 1000).status_code == 201
     assert Item.objects.count() == 1000
@@ -230,6 +231,7 @@ def test_other_content_types_are_refused(content_type, operator):
 
 
 def test_a_request_that_is_larger_than_the_project_allows_is_refused(operator, settings):
+    """(B110)"""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     assert_refused(post(operator, {**ITEM, "body": "x" * 1000}), 413, "too_large", None)
 

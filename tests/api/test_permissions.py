@@ -70,6 +70,7 @@ def ask(client, method, name, rows):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "options"])
 def test_an_anonymous_request_is_refused_in_the_common_shape(name, method, rows):
+    """(B108)"""
     answer = ask(APIClient(), method, name, rows)
     assert answer.status_code in (401, 403)
     assert answer.json() == {
@@ -83,6 +84,7 @@ def test_an_anonymous_request_is_refused_in_the_common_shape(name, method, rows)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["get", "post", "put", "patch", "delete", "options", "head"])
 def test_a_user_without_permissions_is_refused(name, method, rows, client_with):
+    """(B108)"""
     answer = ask(client_with(), method, name, rows)
     assert answer.status_code == 403
     if method != "head":
@@ -100,6 +102,7 @@ def test_one_permission_opens_a_route(method, name, permission, rows, client_wit
 
 @pytest.mark.parametrize(("method", "name", "permission"), ROUTES)
 def test_all_other_permissions_together_do_not_open_it(method, name, permission, rows, client_with):
+    """(B108)"""
     answer = ask(client_with(*ALL - {permission}), method, name, rows)
     assert answer.status_code == 403
 
@@ -125,6 +128,7 @@ def test_enqueueing_a_known_id_tells_nothing_of_the_item_that_has_it(client_with
 
 
 def test_a_session_without_a_csrf_token_cannot_write(client_with):
+    """(B108)"""
     logged_in = client_with("add_item")
     client = APIClient(enforce_csrf_checks=True)
     client.cookies = logged_in.cookies

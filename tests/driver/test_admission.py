@@ -225,6 +225,7 @@ def test_any_error_can_be_kept(app, error):
 
 
 def test_an_item_may_be_tried_more_often_than_the_column_can_count(app):
+    """(B66)"""
     fail_for(app, "a")
     many("a")
     app.tick()
@@ -468,6 +469,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "gone"), ANSWERS)
 def test_only_what_was_asked_is_released_and_once_whatever_the_answer(asking, answer, gone):
+    """(B71)"""
     many("abc")
     enqueue("other", {}, id="unasked")
     asking.tick()
@@ -498,6 +500,7 @@ def broken_generator(ids):
 
 @pytest.mark.parametrize("answer", [broken_generator, raising(ConnectionError("lost the database"))])
 def test_a_finished_that_fails_releases_nobody_and_is_asked_again(asking, answer, caplog):
+    """(B71)"""
     many("ab")
     asking.tick()
     asking.pass_time(seconds=61)
@@ -548,6 +551,7 @@ def test_who_is_asked_about_is_put_off_before_the_question(asking):
 
 
 def test_many_are_asked_about_in_batches_the_longest_due_first(app):
+    """(B71)"""
     app.configure({**ASKING, "MAX_ADMIT_BATCH": 2}, holder={"DEFAULT_LIMIT": None})
     many("ab")
     app.tick()

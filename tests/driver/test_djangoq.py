@@ -63,6 +63,7 @@ def migrate() -> None:
 
 
 def test_migrations_make_the_one_schedule_of_a_minute():
+    """(B104)"""
     Schedule.objects.all().delete()
     migrate()
     migrate()
@@ -73,6 +74,7 @@ def test_migrations_make_the_one_schedule_of_a_minute():
 
 
 def test_a_migration_removes_schedules_of_the_tick_that_were_made_by_hand_and_keeps_its_own():
+    """(B104)"""
     kept = Schedule.objects.get()
     for _copy in range(2):
         Schedule.objects.create(name="django_semq", func=djangoq.TICK, schedule_type=Schedule.HOURLY)
@@ -83,13 +85,22 @@ def test_a_migration_removes_schedules_of_the_tick_that_were_made_by_hand_and_ke
 
 
 def test_a_migration_mends_a_schedule_that_was_changed_and_leaves_its_next_run():
-    next_run = datetime(2030, 1, 1, tzinfo=UTC)
+    next_run = clock.now() - timedelta(days=2)
     Schedule.objects.update(args="(", repeats=0, minutes=7, next_run=next_run)
     migrate()
 
     schedule = Schedule.objects.get()
     assert (schedule.args, schedule.repeats, schedule.minutes) == (None, -1, 1)
     assert schedule.next_run == next_run
+
+
+@pytest.mark.parametrize("next_run", [datetime(2096, 1, 1, tzinfo=UTC), None])
+def test_a_migration_mends_a_schedule_that_would_not_run_for_years(next_run):
+    """(B50)"""
+    Schedule.objects.update(next_run=next_run)
+    migrate()
+
+    assert Schedule.objects.get().next_run <= clock.now() + timedelta(minutes=1)
 
 
 def test_where_the_schedule_is_switched_off_a_migration_removes_it(semq):

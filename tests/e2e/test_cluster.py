@@ -21,6 +21,7 @@ NOTHING = {"queued": 0, "claiming": 0, "admitted": 0}
 
 
 def test_an_idle_cluster_starts_what_is_enqueued_without_waiting_for_the_schedule(project, journal):
+    """(B50)"""
     project().qcluster()
     scheduled = Schedule.objects.get().next_run  # An hour away.
     waited = []
@@ -36,6 +37,7 @@ def test_an_idle_cluster_starts_what_is_enqueued_without_waiting_for_the_schedul
 
 
 def test_two_daemons_and_a_cluster_hand_each_item_over_once(project, journal):
+    """(B43)"""
     keys = [f"acct-{number}" for number in range(6)]
     busy = project(
         {

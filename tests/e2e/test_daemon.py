@@ -31,6 +31,7 @@ def semq(admit: str, queue: dict | None = None, **sections: dict) -> dict:
 
 
 def test_the_first_signal_finishes_what_is_under_way_and_ends_well(project, journal):
+    """(B103)"""
     daemon = project(semq("admit_at_gate")).semq_run()
     enqueue("acct-42", None, id="order:1")
     journal.wait_for("begun", ids=["order:1"])
@@ -94,6 +95,7 @@ TIMEOUT = 2.0
 
 @pytest.mark.databases("postgres")
 def test_an_admit_that_hangs_for_one_key_does_not_slow_down_the_others(project, journal):
+    """(B69)"""
     threads = 4
     daemon = project(
         semq("admit_but_hang_on_stuck", {"ATTEMPT_TIMEOUT": TIMEOUT}, DRIVER={"THREADS": threads})
@@ -207,6 +209,7 @@ def test_a_daemon_whose_listening_connection_is_cut_polls_until_it_listens_again
 
 @pytest.mark.databases("postgres")
 def test_a_daemon_that_loses_all_its_connections_goes_on(project, journal):
+    """(B96)"""
     project(semq("admit"), more={"SEMQ_TEST_CONN_MAX_AGE": "600"}).semq_run()
     until(listening, "the daemon listens")
     one(
@@ -222,6 +225,7 @@ def test_a_daemon_that_loses_all_its_connections_goes_on(project, journal):
 @pytest.mark.parametrize("max_age", [0, 600])
 def test_every_session_of_the_daemon_bounds_how_long_a_frozen_transaction_holds_its_locks(project, journal, max_age):
     # A session that was opened before the daemon's loop began must have the limit too.
+    """(B50)"""
     project(
         semq("admit_and_note_session", {"RETRY_DELAY": f"{application.MODULE}.delay_and_note_session"}),
         more={"SEMQ_TEST_CONN_MAX_AGE": str(max_age)},

@@ -117,6 +117,7 @@ def app(settings, transactional_db, monkeypatch) -> Iterator[Application]:
     """The application of one test, configured and with the clock in its hands."""
     app = Application(settings)
     app.configure()
+    monkeypatch.setattr(handlers, "_hung_until", {})
     monkeypatch.setattr(handlers, "_quiet_until", {})  # Every test hears the first complaint of each kind.
     now = clock.now
     monkeypatch.setattr(clock, "now", lambda: now() + app.ahead)

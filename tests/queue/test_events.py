@@ -101,6 +101,7 @@ def test_receivers_see_what_is_committed(app):
 
 
 def test_a_receiver_that_raises_breaks_nothing(app):
+    """(B70)"""
     app.on_event = raising(RuntimeError("no mail server"))
     enqueue_many([{"key": "acct-42", "body": {}, "id": uid} for uid in "ab"])
     release("a")

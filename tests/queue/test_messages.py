@@ -137,7 +137,7 @@ def test_reports_go_with_the_request_so_that_what_comes_back_is_given_at_once():
     ],
 )
 def test_a_pump_that_fails_at_any_statement_has_done_nothing_on_either_side(app, statement):
-    """Half of it done would be a permit that runs nothing, or an item that runs without one."""
+    """Half of it done would be a permit that runs nothing, or an item that runs without one. (B05)"""
     enqueue("acct-42", {}, id="first")
     release("first")
     with driven_by(lambda: None):

@@ -40,6 +40,7 @@ def test_items_are_admitted_in_order_of_arrival_also_within_one_call(app):
 
 
 def test_a_clock_that_goes_back_does_not_change_the_order(app):
+    """(B40)"""
     enqueue_many(many(1))
     enqueue("acct-42", {}, id="earlier")
     app.pass_time(hours=-1)
@@ -189,6 +190,7 @@ def test_a_nudge_that_comes_while_a_key_is_locked_is_looked_at_after_its_owner_s
 
 @pytest.mark.databases("postgres", "mariadb")
 def test_a_caller_does_not_wait_for_a_key_that_another_has(app):
+    """(B91)"""
     enqueue_many(many(1))
 
     def work(keys):
@@ -398,6 +400,7 @@ def test_a_key_whose_items_were_all_cancelled_goes_too(app):
 
 
 def test_many_idle_keys_go_a_hundred_at_a_time(app):
+    """(B87)"""
     app.configure(holder={"DEFAULT_LIMIT": None})
     items = many(250)
     for number, item in enumerate(items):

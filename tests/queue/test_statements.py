@@ -130,6 +130,7 @@ def test_a_pump_of_many_groups_takes_no_more_than_one_of_one(app):
 
 
 def test_a_backlog_makes_no_pump_longer(app):
+    """(B85)"""
     enqueue_many(items(1, 2))
     release("0/0")
     short = len(statements(lambda: release("0/1")))
@@ -264,6 +265,7 @@ def _rows(plan: dict) -> list[float]:
 
 
 def test_a_tick_with_nothing_due_makes_six_reads_and_no_write_however_many_keys_are_idle(app):
+    """(B34, B85)"""
     app.counters_agree = False  # The holder knows nothing of these items.
     app.tick()
     few = statements(app.tick)

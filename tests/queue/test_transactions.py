@@ -112,7 +112,7 @@ def test_an_item_enqueued_and_cancelled_in_one_transaction_was_never_there(app):
 
 
 def test_no_transaction_of_ours_is_open_while_the_application_runs(app):
-    """What is called inside one, the fixture notices: here all of it is called."""
+    """What is called inside one, the fixture notices: here all of it is called. (B98)"""
     app.configure(
         {
             "FINISHED": "tests.queue.application.finished",

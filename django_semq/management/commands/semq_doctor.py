@@ -1,4 +1,4 @@
-"""Recount every counter from the rows."""
+"""Recount every counter from the rows, and look for what is overdue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_semq.invariants import audit, notices, repair
 
 
 class Command(BaseCommand):
-    help = "Recount every counter from the rows and say what differs: exit 1 if anything does, 0 if all is right."
+    help = "Recount every counter and say what differs and what is overdue: exit 1 if anything is, 0 if all is right."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--repair", action="store_true", help="write the right values, each under its key's lock")
@@ -33,5 +33,5 @@ class Command(BaseCommand):
 
 
 def _repair(findings: list[Any], command: BaseCommand) -> None:
-    repair(findings, now=clock.now())
-    command.stdout.write(f"repaired {len(findings)} counter(s)")
+    repaired = repair(findings, now=clock.now())
+    command.stdout.write(f"repaired {repaired} counter(s)")

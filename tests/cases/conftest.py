@@ -1,0 +1,1 @@
+from tests.queue.application import app, transactional_db  # noqa: F401 - fixtures
