@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TypeVar
 from weakref import WeakSet
 
-from django.db import DatabaseError, connections, models, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_semq import clock
@@ -32,6 +32,8 @@ T = TypeVar("T")
 M = TypeVar("M", bound=models.Model)
 
 TRIES = 5
+CONNECTION_GONE = {"080", "57P", 0, 1927, 2006, 2013, 2055, 4031}
+"""First letters of PostgreSQL's states for a connection that failed or a server that ends; numbers of MySQL's."""
 CHANNEL = "django_semq"
 """NOTIFY channel of the drivers; the payload is the queue's alias."""
 FREEZE_LIMIT = timedelta(seconds=10)
@@ -103,6 +105,15 @@ def is_passing(error: DatabaseError) -> bool:
     if getattr(error.__cause__, "sqlstate", None) in {"40001", "40P01", "55P03"}:
         return True
     return bool(error.args) and (error.args[0] in {1205, 1213, 1020} or "database is locked" in str(error))
+
+
+def is_lost(error: DatabaseError) -> bool:
+    """Whether the connection went away: then the error says nothing of the statement that met it. (Django may have
+    connected anew already.)"""
+    state = getattr(error.__cause__, "sqlstate", "")
+    if state != "":
+        return isinstance(error, (OperationalError, InterfaceError)) and (state is None or state[:3] in CONNECTION_GONE)
+    return bool(error.args) and error.args[0] in CONNECTION_GONE
 
 
 def after_commit(hook: Callable[[], None], *, using: str) -> None:

@@ -158,7 +158,9 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
         )
 
     def work() -> None:
-        (semaphore,) = lock_semaphores([key])
+        while not (rows := lock_semaphores([key])):  # The sweep may have removed it just now.
+            Semaphore.objects.bulk_create([Semaphore(name=key)], ignore_conflicts=True)
+        (semaphore,) = rows
         if group is None:
             change(semaphore)
         else:

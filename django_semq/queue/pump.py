@@ -28,7 +28,17 @@ from django.db import DatabaseError, connections
 
 from django_semq import clock, conf
 from django_semq.exceptions import Held, HolderRefused, TransportError, Unprepared, described, shown
-from django_semq.locking import TRIES, after_commit, delete_by_id, is_passing, lock_keys, notify, oldest_ids, run
+from django_semq.locking import (
+    TRIES,
+    after_commit,
+    delete_by_id,
+    is_lost,
+    is_passing,
+    lock_keys,
+    notify,
+    oldest_ids,
+    run,
+)
 from django_semq.models import Grant, Item, Key, KeyGroup, Nudge, State
 from django_semq.protocol.messages import (
     BlockedReason,
@@ -56,7 +66,7 @@ CALLER_ROUNDS = 3
 """Rounds a caller's hook pumps at most: what is left is the driver's, so that no request pays for others' work."""
 SET_ASIDE = (timedelta(seconds=1), timedelta(minutes=5))
 PREPARATIONS = 3
-LOOKS = 4
+LOOKS = 5
 """At keys that another transaction has at the holder. Another pump has them for some milliseconds; an operator's
 transaction for as long as it likes, and then they wait for the next pass."""
 
@@ -217,7 +227,7 @@ def _pump_batch(
     try:
         turn = _attempt(queue, names, transport, now=now, tries=tries)
     except DatabaseError as error:
-        if is_passing(error):
+        if is_passing(error) or is_lost(error):
             raise
         return _one_by_one(queue, names, transport, done, error, now=now, tries=tries)
     except Exception as error:
@@ -225,12 +235,14 @@ def _pump_batch(
     done.left += turn.held
     done.folded += turn.folded
     done.admitted += len(turn.admitted)
-    if turn.missing:
-        _introduce(queue, turn.missing, transport, now=now)
-        done.introduced += len(turn.missing)
+    # A key without nudges was removed by another pump; a row made for it anew would be nobody's to look at.
+    missing = nudged_among(queue, turn.missing)
+    if missing:
+        _introduce(queue, missing, transport, now=now)
+        done.introduced += len(missing)
     # After our commit, so that it sees every nudge whose owner found the key taken by us. A key that we found
     # taken is its owner's to look at.
-    return sorted({*turn.missing, *nudged_among(queue, turn.had)})
+    return sorted({*missing, *nudged_among(queue, turn.had)})
 
 
 def _attempt(

@@ -64,6 +64,7 @@ VERBS = {
     "undone_then": undone_then,
     "enqueue": enqueue,
     "release": lambda queue, uid: queues[queue].release(uid),
+    "finish": lambda queue, row, attempt: queues[queue].release_rows({row: attempt}),
     "cancel": lambda queue, uid: queues[queue].cancel(uid),
     "pump": lambda queue, *keys: pump(queue, keys, now=clock.now()).admitted,
     "delete": delete,

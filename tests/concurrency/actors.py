@@ -23,6 +23,8 @@ class Actor:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.number = 0
+        self.ended_inside = False
+        """Whether its order fell into another's (see `meetings`) and had ended before that one went on."""
 
     def start(
         self,
@@ -58,15 +60,20 @@ class Actor:
                 return said
         return None
 
-    def results(self) -> Any:
-        """What its calls returned; of a single call what that one did. Fails with the error if one failed."""
+    def ending(self) -> tuple[str, Any]:
+        """`done` and what its calls returned, of a single call what that one did; or `failed` and the error."""
         has_ended = lambda: self.outcome() or self.child.poll() is not None  # noqa: E731
         wait_until(has_ended, STUCK, f"the end of order {self.number}, after {self.child.lines[-1]}")
         assert self.outcome(), "\n".join(self.child.lines)
         what, _, text = self.outcome().partition(" ")
-        results = json.loads(text)
-        assert what == "done", results
-        return results[0] if len(results) == 1 else results
+        said = json.loads(text)
+        return what, said[0] if what == "done" and len(said) == 1 else said
+
+    def results(self) -> Any:
+        """What its calls returned. Fails with the error if one failed."""
+        what, said = self.ending()
+        assert what == "done", said
+        return said
 
     def do(self, *calls: Call, **how: bool) -> Any:
         self.start(*calls, **how)
@@ -98,5 +105,6 @@ def meetings(
                 STUCK,
                 f"{other} ended or waits for a lock, while {one} is {step}",
             )
+        second.ended_inside = second.outcome() is not None
         first.go_on()
         yield name, first.results(), second.results()

@@ -1,4 +1,6 @@
 import json
+import os
+import random
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 from django_semq.invariants import audit
 from tests.concurrency import HANDS_TO_NOBODY, QUIET, STARTS
 from tests.concurrency.actors import Actor, Arrange, meetings
+from tests.concurrency.crowd import KEYS, SETTINGS, Crowd
 from tests.concurrency.observer import Observer
 from tests.processes import Child
 
@@ -56,6 +59,19 @@ def actors(spawn) -> Callable[..., list[Actor]]:
         return [Actor(child) for child in children]
 
     return start
+
+
+@pytest.fixture
+def crowd(spawn) -> Crowd:
+    """The processes of a test that breaks things."""
+    return Crowd(spawn, seed=int(os.environ.get("SEMQ_TEST_SEED", random.randrange(10**6))))
+
+
+@pytest.fixture
+def application(project, monkeypatch) -> None:
+    """What `work` does: a few items at a time of each of a few keys."""
+    project(**SETTINGS)
+    monkeypatch.setenv("SEMQ_TEST_KEYS", json.dumps(KEYS))
 
 
 @pytest.fixture

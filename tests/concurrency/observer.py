@@ -61,14 +61,17 @@ class Peaks(NamedTuple):
 
 
 def peaks(events: Iterable[Event]) -> Peaks:
-    """The most items of each key, and of each group, that ran at one moment."""
-    running: Counter = Counter()
-    most: Counter = Counter()
-    change = {"start": 1, "end": -1, "killed": -1}
+    """The most items of each key, and of each group, that ran at one moment. One handed over again while it runs is
+    still one."""
+    running: dict[str | tuple[str, str], set[str]] = defaultdict(set)
+    most: Counter[str | tuple[str, str]] = Counter()
     for event in events:
         for at in (event.key, (event.key, event.group)):
-            running[at] += change.get(event.what, 0)
-            most[at] = max(most[at], running[at])
+            if event.what == "start":
+                running[at].add(event.item)
+            elif event.what in ("end", "killed"):
+                running[at].discard(event.item)
+            most[at] = max(most[at], len(running[at]))
     return Peaks(
         {at: number for at, number in most.items() if isinstance(at, str)},
         {at: number for at, number in most.items() if isinstance(at, tuple)},

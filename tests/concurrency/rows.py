@@ -1,7 +1,7 @@
 """Rows as a caller makes them, and as a test looks at them."""
 
-from django_semq import enqueue, queues
-from django_semq.models import IssuedGrant, Item, State
+from django_semq import clock, enqueue, queues, release
+from django_semq.models import IssuedGrant, Item, Semaphore, State
 from django_semq.queue.pump import driven_by
 
 
@@ -15,6 +15,14 @@ def enqueue_only(key: str, *ids: str) -> None:
 def enqueue_all(**keys: list[str]) -> None:
     """Everything at once, by keys, and one pump for all."""
     queues["default"].enqueue_many({"key": key, "body": None, "id": uid} for key, ids in keys.items() for uid in ids)
+
+
+def make_idle(*keys: str) -> None:
+    """Semaphores that a sweep removes: something ran once, long ago."""
+    for key in keys:
+        enqueue(key, None, id=f"{key} ran")
+        release(f"{key} ran")
+    Semaphore.objects.filter(name__in=keys).update(idle_since=clock.LONG_AGO)
 
 
 def state(uid: str, queue: str = "default") -> str:

@@ -83,7 +83,8 @@ def wait_for_all(observer: Observer, number: int, processes: list[Child]) -> Non
 
 
 def test_limits_and_ceilings_hold_and_every_item_runs_once(run, observer, spawn):
-    run(loaded(5000))
+    """(B19)"""
+    run(loaded(3000))
 
     events = observer.events()
     most = peaks(events)

@@ -24,7 +24,7 @@ PATIENCE = 20
 """Seconds in which somebody must have got on, on a machine that does other things too."""
 
 
-@pytest.mark.parametrize(("limit", "each"), [(1, 50), (5, 100), (50, 200)])
+@pytest.mark.parametrize(("limit", "each"), [(1, 25), (5, 50), (50, 100)])
 def test_callers_alone_finish_everything(spawn, project, limit, each):
     project(HOLDER={"DEFAULT_LIMIT": limit})
     each = loaded(each)

@@ -7,11 +7,12 @@ from django.db import connection
 
 from django_semq import clock, enqueue, queues, semaphores
 from django_semq.invariants import audit
-from django_semq.models import Item, Semaphore, State
+from django_semq.models import Item, Key, Semaphore, State
 from django_semq.queue import admission
+from django_semq.queue.pump import pump
 from tests.concurrency import HANDS_TO_NOBODY, QUIET
-from tests.concurrency.actors import Actor
-from tests.concurrency.rows import enqueue_all, enqueue_only, footprint, state
+from tests.concurrency.actors import Actor, meetings
+from tests.concurrency.rows import enqueue_all, enqueue_only, footprint, make_idle, state
 from tests.concurrency.states import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
@@ -20,6 +21,8 @@ TWO_QUEUES = {"default": HANDS_TO_NOBODY, "second": HANDS_TO_NOBODY}
 
 
 def test_of_a_cancel_and_a_pump_exactly_one_gets_the_item(meet):
+    """(B65)"""
+
     def arrange(name):
         enqueue_only(name, name)
         return [["cancel", "default", name]], [["pump", "default", name]]
@@ -49,6 +52,8 @@ def test_of_two_enqueues_of_one_id_exactly_one_stores_it(meet, atomic):
 
 
 def test_of_two_drivers_exactly_one_hands_an_item_over(meet):
+    """(B43)"""
+
     def arrange(name):
         enqueue(name, None, id=name)
         return [["claim", "default"]], [["claim", "default"]]
@@ -58,6 +63,8 @@ def test_of_two_drivers_exactly_one_hands_an_item_over(meet):
 
 
 def test_an_item_is_released_once_and_its_permit_comes_back_once(meet):
+    """(B16)"""
+
     def arrange(name):
         enqueue_all(**{name: [name, f"{name} next", f"{name} last"]})
         return [["release", "default", name]], [["release", "default", name]]
@@ -78,6 +85,38 @@ def test_a_release_and_the_mark_of_a_hand_over_do_not_hinder_each_other(meet):
         assert released, name
         assert state(name) == "gone", name
         assert footprint(name) == 0, name
+
+
+def test_no_hand_over_begins_once_a_release_has_returned(actors, fresh):
+    claiming, releasing = actors(2)
+
+    def arrange(name):
+        enqueue(name, None, id=name)
+        return [["claim", "default"]], [["release", "default", name]]
+
+    for name, claimed, released in meetings(claiming, releasing, arrange, f"{fresh} a"):
+        assert released, name
+        assert not (claimed and releasing.ended_inside), name
+        assert (state(name), footprint(name)) == ("gone", 0), name
+    for name, released, claimed in meetings(releasing, claiming, lambda name: arrange(name)[::-1], f"{fresh} b"):
+        assert released, name
+        assert claimed in ([], [name]), name
+        assert (state(name), footprint(name)) == ("gone", 0), name
+    assert audit() == []
+
+
+def test_of_the_end_of_an_attempt_and_the_claim_of_the_next_exactly_one_gets_the_item(meet):
+    def arrange(name):
+        enqueue(name, None, id=name)
+        (batch,) = admission.claim("default", now=clock.now(), without=(), calls=1)
+        ((row, attempt),) = batch.attempts.items()
+        Item.objects.filter(pk=row).update(due_at=admission.RETRY_AT_ONCE)
+        return [["finish", "default", row, attempt]], [["claim", "default"]]
+
+    for name, finished, claimed in meet(arrange):
+        assert sorted([finished, claimed]) == [[], [name]], name
+        assert state(name) == ("gone" if finished else "admitted"), name
+        assert footprint(name) == (0 if finished else 1), name
 
 
 def test_no_enqueue_is_missed_by_a_pump(meet, project):
@@ -105,6 +144,8 @@ def test_two_pumps_on_one_key_give_each_permit_once(meet, project):
 
 @pytest.mark.parametrize("atomic", [False, True])
 def test_two_keys_in_opposite_order_are_no_deadlock(meet, atomic):
+    """(B90)"""
+
     def arrange(name):
         left, right = f"{name} left", f"{name} right"
         enqueue_all(**{key: [f"{key} 1", f"{key} 2"] for key in (left, right)})
@@ -120,6 +161,12 @@ def test_two_keys_in_opposite_order_are_no_deadlock(meet, atomic):
             assert [state(f"{key} {number}") for number in (1, 2, 3)] == ["gone", "admitted", "queued"], key
 
 
+def drive(key: str, *aliases: str) -> None:
+    """The driver's part: a caller does not wait for a key that another queue or an operator has at the holder."""
+    for alias in aliases or ["default"]:
+        pump(alias, [key], now=clock.now())
+
+
 def test_two_queues_that_share_a_key_share_its_permits(meet, project):
     project(QUEUES=TWO_QUEUES)
 
@@ -129,6 +176,7 @@ def test_two_queues_that_share_a_key_share_its_permits(meet, project):
 
     for name, released, _queued in meet(arrange):
         assert released, name
+        drive(name, *TWO_QUEUES)
         assert state(name, "second") == "admitted", name
         assert footprint(name) == 1, name
 
@@ -145,6 +193,7 @@ def test_two_queues_that_share_a_key_are_both_served_by_their_callers(meet, proj
     for name, mine, yours in meet(arrange):
         assert mine, name
         assert yours, name
+        drive(name, *TWO_QUEUES)
         assert [state(f"{name} waits", queue) for queue in TWO_QUEUES] == ["admitted", "admitted"], name
         assert Semaphore.objects.get(name=name).footprint == 2
 
@@ -155,7 +204,34 @@ def test_a_raised_limit_is_felt_by_an_item_that_comes_meanwhile(meet):
         return [["set_limit", name, 2]], [["enqueue", "default", name, name]]
 
     for name, _set, _queued in meet(arrange):
+        drive(name)
         assert state(name) == "admitted", name
+
+
+def test_a_lowered_limit_holds_from_its_return_on(meet, project):
+    project(HOLDER={"DEFAULT_LIMIT": 3})
+
+    def arrange(name):
+        enqueue_only(name, *(f"{name} {number}" for number in range(3)))
+        return [["set_limit", name, 1]], [["pump", "default", name]]
+
+    for name, _set, _admitted in meet(arrange):
+        drive(name)
+        runs = Item.objects.filter(key=name, state=State.ADMITTED).count()
+        assert runs in (1, 3), name  # Counted before the change, or after it: never in between.
+        assert footprint(name) == runs, name
+        enqueue(name, None, id=f"{name} late")
+        assert Item.objects.filter(key=name, state=State.ADMITTED).count() == runs, name
+
+
+def test_two_sweepers_remove_each_idle_semaphore_once(meet):
+    def arrange(name):
+        make_idle(*(f"{name} {number}" for number in range(3)))
+        return [["sweep"]], [["sweep"]]
+
+    for name, mine, yours in meet(arrange):
+        assert mine or yours, name
+        assert not Semaphore.objects.exists(), name
 
 
 def test_a_lifted_pause_is_felt_by_an_item_that_comes_meanwhile(meet):
@@ -164,6 +240,7 @@ def test_a_lifted_pause_is_felt_by_an_item_that_comes_meanwhile(meet):
         return [["resume", name]], [["enqueue", "default", name, name]]
 
     for name, _resumed, _queued in meet(arrange):
+        drive(name)
         assert state(name) == "admitted", name
 
 
@@ -253,6 +330,7 @@ def test_even_a_duplicate_that_lost_a_race_delays_nobody_else(actors):
 
 
 def test_thirty_processes_that_meet_new_keys_at_once_die_of_nothing(actors, project):
+    """(B61)"""
     project(HOLDER={"DEFAULT_LIMIT": 100})
     crowd = actors(30, faults={"patient_callers": {}})
     keys = [f"key {number}" for number in range(10)]
@@ -265,3 +343,22 @@ def test_thirty_processes_that_meet_new_keys_at_once_die_of_nothing(actors, proj
     assert Item.objects.filter(state=State.ADMITTED).count() == len(crowd) * len(keys)
     assert [one.child.lines for one in crowd if len(one.child.lines) > 2] == []  # Nobody complained.
     assert audit() == []
+
+
+def test_a_limit_that_is_set_while_its_semaphore_is_swept_is_kept(meet):
+    def arrange(name):
+        make_idle(name)
+        return [["sweep"]], [["set_limit", name, 5]]
+
+    for name, _removed, _set in meet(arrange):
+        assert semaphores.usage(name).limit == 5, name
+
+
+def test_two_pumps_remove_an_idle_key_once(meet):
+    def arrange(name):
+        make_idle(name)
+        Key.objects.filter(name=name).update(due_at=clock.LONG_AGO)
+        return [["pump", "default", name]], [["pump", "default", name]]
+
+    for name, _mine, _yours in meet(arrange):
+        assert not Key.objects.filter(name=name, due_at=None).exists(), name  # Nobody would ever look at it again.

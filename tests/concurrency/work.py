@@ -29,10 +29,11 @@ class Spool:
         for name in ("written", "waiting", "taken", "done"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
+    def knows(self, item: str) -> bool:
+        """Asked in the order in which work moves, so that none slips through."""
+        return (self.folder / "waiting" / item).exists() or bool(self._taken(item)) or self._is_done(item)
+
     def put(self, work: Work) -> None:
-        """Handed over twice is one piece of work: a good application sees to that."""
-        if (self.folder / "done" / work.item).exists() or self._taken(work.item):
-            return
         written = self.folder / "written" / f"{work.item}.{os.getpid()}.{time.monotonic_ns()}"
         written.write_text(json.dumps(work))
         written.rename(self.folder / "waiting" / work.item)
@@ -51,10 +52,13 @@ class Spool:
 
     def is_over(self, item: str) -> bool:
         """Whether nobody will work on it any more: it is done, or its worker died."""
-        if (self.folder / "done" / item).exists():
+        if self._is_done(item):
             return True
         taken = self._taken(item)
         return bool(taken) and not any(_is_alive(int(path.suffix[1:])) for path in taken)
+
+    def taken_by(self, pid: int) -> set[str]:
+        return {path.stem for path in (self.folder / "taken").glob(f"*.{pid}")}
 
     def done(self, work: Work) -> None:
         (self.folder / "taken" / f"{work.item}.{os.getpid()}").rename(self.folder / "done" / work.item)
@@ -62,13 +66,18 @@ class Spool:
     def _taken(self, item: str) -> list[Path]:
         return list((self.folder / "taken").glob(f"{item}.*"))
 
+    def _is_done(self, item: str) -> bool:
+        return (self.folder / "done" / item).exists()
+
 
 def admit(items) -> None:
-    """ADMIT: the work begins here, and a worker ends it."""
+    """ADMIT: the work begins here, and a worker ends it. Handed over twice is one piece of work: a good application
+    sees to that."""
     spool = Spool(FOLDER)
     for item in items:
-        observer.note("start", item.key, item.group, item.id)
-        spool.put(Work(item.id, item.key, item.group))
+        if not spool.knows(item.id):
+            observer.note("start", item.key, item.group, item.id)
+            spool.put(Work(item.id, item.key, item.group))
 
 
 def nothing(items) -> None:

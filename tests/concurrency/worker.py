@@ -11,12 +11,13 @@ import random
 import select
 import sys
 import time
+from collections.abc import Callable
 
 import django
 
 django.setup()
 
-from django.db import transaction  # noqa: E402
+from django.db import Error, close_old_connections, transaction  # noqa: E402
 
 from django_semq import enqueue, enqueue_many, release_many  # noqa: E402
 from tests.concurrency.work import FOLDER, Spool, Work, observer  # noqa: E402
@@ -53,14 +54,30 @@ def ask(items: list[Work]) -> None:
     """Enqueue them, one way or the other."""
     for item in items:
         observer.note("enqueuing", item.key, item.group, item.item)
-    with transaction.atomic():
+    is_many = random.random() < 0.5
+
+    def store() -> None:
         for item in items:
             in_time("queued", item)
-        if random.random() < 0.5:
+        if is_many:
+            enqueue_many({"key": item.key, "group": item.group, "id": item.item, "body": None} for item in items)
+        else:
             for item in items:
                 enqueue(item.key, None, group=item.group, id=item.item)
-        else:
-            enqueue_many({"key": item.key, "group": item.group, "id": item.item, "body": None} for item in items)
+
+    insist(store)
+
+
+def insist(work: Callable[[], None]) -> None:
+    """Do it in a transaction; where the database fails, again with the same ids, as it may have been done."""
+    while True:
+        try:
+            with transaction.atomic():
+                return work()
+        except Error as error:
+            print("again after", repr(error))
+            close_old_connections()
+            time.sleep(0.1)
 
 
 def in_time(what: str, item: Work) -> None:
@@ -72,10 +89,13 @@ def give_back(works: list[Work], spool: Spool) -> None:
     for work in works:
         observer.note("end", work.key, work.group, work.item)
         spool.done(work)
-    with transaction.atomic():
+
+    def release() -> None:
         for work in works:
             in_time("released", work)
         release_many([work.item for work in works])
+
+    insist(release)
 
 
 def is_told_to_stop(within: float) -> bool:
