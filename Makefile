@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test matrix lint format run docs bench clean
+.PHONY: help venv test matrix lint format run docs bench soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build/html
 
 bench: venv ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: venv ## Play random histories of the simulated world (ARGS="--seeds 1-500")
+	$(BIN)/python -m tests.sim.soak $(ARGS)
 
 clean: ## Remove everything that can be made again, the virtual environments too
 	rm -rf $(VENV) .venvs build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

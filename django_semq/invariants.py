@@ -327,9 +327,8 @@ def _clients() -> dict[str, Client]:
 
 def _make_rows(keys: set[tuple[str, str]]) -> None:
     """What a repair locks or refers to."""
-    Key.objects.bulk_create(
-        [Key(queue=queue, name=name) for queue, name in sorted(keys)], batch_size=500, ignore_conflicts=True
-    )
+    rows = [Key(queue=queue, name=name, due_at=clock.LONG_AGO) for queue, name in sorted(keys)]
+    Key.objects.bulk_create(rows, batch_size=500, ignore_conflicts=True)
     known = set(Client.objects.values_list("client_id", flat=True))
     clients = [
         Client(client_id=queue.client_id, queue=queue.alias)

@@ -153,13 +153,13 @@ def _change(key: str, group: str | None, change: Callable[[Semaphore | Ceiling],
     now = clock.now()
     if not Semaphore.objects.filter(name=key).exists():
         join(
-            lambda: Semaphore.objects.bulk_create([Semaphore(name=key)], ignore_conflicts=True),
+            lambda: Semaphore.objects.bulk_create([Semaphore(name=key, idle_since=now)], ignore_conflicts=True),
             using=alias_of(Semaphore),
         )
 
     def work() -> None:
         while not (rows := lock_semaphores([key])):  # The sweep may have removed it just now.
-            Semaphore.objects.bulk_create([Semaphore(name=key)], ignore_conflicts=True)
+            Semaphore.objects.bulk_create([Semaphore(name=key, idle_since=now)], ignore_conflicts=True)
         (semaphore,) = rows
         if group is None:
             change(semaphore)
