@@ -2,7 +2,7 @@
 
 from django_semq import clock, enqueue, queues, release
 from django_semq.models import IssuedGrant, Item, Semaphore, State
-from django_semq.queue.pump import driven_by
+from django_semq.queue.pump import driven_by, pump
 
 
 def enqueue_only(key: str, *ids: str) -> None:
@@ -32,3 +32,9 @@ def state(uid: str, queue: str = "default") -> str:
 
 def footprint(key: str) -> int:
     return sum(grant.permits - grant.released for grant in IssuedGrant.objects.filter(semaphore__name=key))
+
+
+def drive(key: str, *aliases: str) -> None:
+    """The driver's part: a caller does not wait for a key that another queue or an operator has at the holder."""
+    for alias in aliases or ["default"]:
+        pump(alias, [key], now=clock.now())

@@ -13,7 +13,7 @@ from django_semq.invariants import audit
 from django_semq.models import Key, KeyGroup, Semaphore
 from tests.concurrency import loaded
 from tests.concurrency.actors import meetings
-from tests.concurrency.rows import enqueue_only, state
+from tests.concurrency.rows import drive, enqueue_only, state
 from tests.concurrency.states import leftovers, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
@@ -78,6 +78,7 @@ def test_a_nudge_while_an_idle_semaphore_is_removed_is_not_missed(meet):
         return [["sweep"]], [["enqueue", "default", name, name]]
 
     for name, _removed, _queued in meet(arrange):
+        drive(name)
         assert state(name) == "admitted", name
 
 

@@ -9,10 +9,9 @@ from django_semq import clock, enqueue, queues, semaphores
 from django_semq.invariants import audit
 from django_semq.models import Item, Key, Semaphore, State
 from django_semq.queue import admission
-from django_semq.queue.pump import pump
 from tests.concurrency import HANDS_TO_NOBODY, QUIET
 from tests.concurrency.actors import Actor, meetings
-from tests.concurrency.rows import enqueue_all, enqueue_only, footprint, make_idle, state
+from tests.concurrency.rows import drive, enqueue_all, enqueue_only, footprint, make_idle, state
 from tests.concurrency.states import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
@@ -159,12 +158,6 @@ def test_two_keys_in_opposite_order_are_no_deadlock(meet, atomic):
         assert yours[0], name
         for key in (f"{name} left", f"{name} right"):
             assert [state(f"{key} {number}") for number in (1, 2, 3)] == ["gone", "admitted", "queued"], key
-
-
-def drive(key: str, *aliases: str) -> None:
-    """The driver's part: a caller does not wait for a key that another queue or an operator has at the holder."""
-    for alias in aliases or ["default"]:
-        pump(alias, [key], now=clock.now())
 
 
 def test_two_queues_that_share_a_key_share_its_permits(meet, project):
