@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -47,9 +48,9 @@ def serving(name: str) -> Iterator[Server]:
     if name == "sqlite":
         yield Server(sqlite3.sqlite_version)
         return
-    variable, default, ask_version, started = SERVERS[name]
+    variable, default, ask_version, installed = SERVERS[name]
     url = os.environ.get(variable, default)
-    with found_or_started(url, ask_version, started) as (url, version):
+    with found_or_started(url, ask_version, installed) as (url, version):
         yield Server(version, {variable: url})
 
 
@@ -57,14 +58,16 @@ def serving(name: str) -> Iterator[Server]:
 def found_or_started(
     url: str,
     ask_version: Callable[[str], str],
-    started: Callable[[], AbstractContextManager[str]],
+    installed: Callable[[], AbstractContextManager["Installed"]],
 ) -> Iterator[tuple[str, str]]:
     with ExitStack() as stack:
         try:
             version = ask_version(url)
         except NoAnswer as no_answer:
             try:
-                url = stack.enter_context(started())
+                server = stack.enter_context(installed())
+                stack.enter_context(server.running())
+                url = server.url
             except Missing as reason:
                 raise Missing(f"{no_answer}; {reason}") from None
             version = ask_version(url)
@@ -81,26 +84,38 @@ def postgres_version(url: str) -> str:
         raise NoAnswer(first_line(error)) from None
 
 
+@dataclass
+class Installed:
+    """An installed server of our own, on a free port; what it keeps outlives it, but not the machine."""
+
+    url: str
+    command: list
+    how: dict
+    folder: Path
+    ask_version: Callable[[str], str]
+    stop_signal: signal.Signals
+    """It ends in order, however many clients are connected."""
+
+    def running(self, stop: signal.Signals | None = None) -> AbstractContextManager[None]:
+        """One life of it, until this signal."""
+        ask = partial(self.ask_version, self.url)
+        return running(self.command, self.how, self.folder, ask, stop=stop or self.stop_signal)
+
+
 @contextmanager
-def started_postgres() -> Iterator[str]:
+def installed_postgres() -> Iterator[Installed]:
     initdb = Path(program("initdb", folders=debian_postgres_folders())).resolve()
     with scratch_folder(account="postgres") as (folder, as_account):
-        port = free_port()
-        url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
         run(
             [initdb, "-D", "data", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"],
             as_account,
         )
+        port = free_port()
         command = [initdb.with_name("postgres"), "-D", "data", "-p", str(port)]
-        for setting in (
-            "listen_addresses=127.0.0.1",
-            "unix_socket_directories=",
-            "fsync=off",  # Its files do not outlive the run.
-        ):
+        for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off"):
             command += ["-c", setting]
-        # SIGINT: stop now, whoever is still connected.
-        with running(command, as_account, folder, lambda: postgres_version(url), stop=signal.SIGINT):
-            yield url
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        yield Installed(url, command, as_account, folder, postgres_version, signal.SIGINT)
 
 
 def debian_postgres_folders() -> list[Path]:
@@ -130,14 +145,13 @@ def mariadb_version(url: str) -> str:
 
 
 @contextmanager
-def started_mariadb() -> Iterator[str]:
+def installed_mariadb() -> Iterator[Installed]:
     install = program("mariadb-install-db", "mysql_install_db")
     server = program("mariadbd", "mysqld")
     with scratch_folder(account="mysql") as (folder, as_account):
-        port = free_port()
-        url = f"mysql://root@127.0.0.1:{port}/"
         data = f"--datadir={folder / 'data'}"
         run([install, "--no-defaults", data, "--auth-root-authentication-method=normal"], as_account)
+        port = free_port()
         command = [
             server,
             "--no-defaults",
@@ -146,15 +160,16 @@ def started_mariadb() -> Iterator[str]:
             "--bind-address=127.0.0.1",
             f"--socket={folder / 'socket'}",
             f"--pid-file={folder / 'pid'}",
-            "--innodb-flush-log-at-trx-commit=0",  # Its files do not outlive the run.
+            "--character-set-server=utf8mb4",
+            "--innodb-flush-log-at-trx-commit=2",
         ]
-        with running(command, as_account, folder, lambda: mariadb_version(url), stop=signal.SIGTERM):
-            yield url
+        url = f"mysql://root@127.0.0.1:{port}/"
+        yield Installed(url, command, as_account, folder, mariadb_version, signal.SIGTERM)
 
 
 SERVERS = {
-    "postgres": ("SEMQ_TEST_POSTGRES", POSTGRES_URL, postgres_version, started_postgres),
-    "mariadb": ("SEMQ_TEST_MARIADB", MARIADB_URL, mariadb_version, started_mariadb),
+    "postgres": ("SEMQ_TEST_POSTGRES", POSTGRES_URL, postgres_version, installed_postgres),
+    "mariadb": ("SEMQ_TEST_MARIADB", MARIADB_URL, mariadb_version, installed_mariadb),
 }
 NAMES = ("sqlite", *SERVERS)
 

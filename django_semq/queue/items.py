@@ -263,16 +263,17 @@ class Queue:
                 )
                 for item in new
             ]
-            if not refuses:
-                for part in _by_size(rows):
+            for part in _by_size(rows):
+                if refuses:
+                    Item.objects.bulk_create(part, batch_size=CHUNK, ignore_conflicts=True)
+                else:
                     insert(Item, part)
-            else:
-                Item.objects.bulk_create(rows, batch_size=CHUNK, ignore_conflicts=True)
+            if refuses:
                 stored = {
                     uid
-                    for part in chunks([item.id for item in new])
+                    for ids in chunks([item.id for item in new])
                     for (uid,) in select_tuples(
-                        Item, ["uid"], "queue = %s AND uid IN %s AND batch = %s", self.alias, part, batch
+                        Item, ["uid"], "queue = %s AND uid IN %s AND batch = %s", self.alias, ids, batch
                     )
                 }
                 new = [item for item in new if item.id in stored]

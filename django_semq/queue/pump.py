@@ -277,6 +277,7 @@ def _attempt(
 
 
 def _take(queue: str, names: Sequence[str], transport: HolderTransport, now: datetime) -> _Turn:
+    """What each try does from the start: a turn remembers what it has counted."""
     return _Turn(queue, names, transport, now).take()
 
 

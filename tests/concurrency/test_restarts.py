@@ -13,7 +13,7 @@ from tests import databases
 from tests.concurrency import loaded
 from tests.concurrency.crowd import Crowd, over_the_limit, wait_for_the_end
 from tests.concurrency.observer import Observer
-from tests.concurrency.servers import OWN, OwnServer
+from tests.concurrency.servers import address_of, alive_until
 from tests.concurrency.states import wait_until
 
 pytestmark = [
@@ -28,13 +28,13 @@ PATIENCE = 60
 
 
 @pytest.fixture
-def server(transactional_db, monkeypatch) -> Iterator[OwnServer]:
+def server(transactional_db, monkeypatch) -> Iterator[databases.Installed]:
     """Ours alone. This process and all that it starts use it, once it is alive."""
-    variable, *_others = databases.SERVERS[settings.DATABASE]
+    variable, *_others, installed = databases.SERVERS[settings.DATABASE]
     try:
-        with OWN[settings.DATABASE]() as server:
+        with installed() as server:
             connection.close()
-            for name, value in server.address.items():
+            for name, value in address_of(server).items():
                 monkeypatch.setitem(connection.settings_dict, name, value)
             monkeypatch.setenv(variable, server.url)
             yield server
@@ -44,15 +44,15 @@ def server(transactional_db, monkeypatch) -> Iterator[OwnServer]:
 
 
 def test_a_server_that_is_stopped_or_killed_loses_nothing(server, application, crowd, spawn, observer):
-    with server.alive_until(server.stop_signal):
+    with alive_until(server, server.stop_signal):
         make_database()
         for role, number in {"driver": 2, "worker": 2, "caller": 2}.items():
             crowd.add(role, number)
         wait_for_progress(crowd, observer)
     for end in loaded(1) * [signal.SIGKILL, server.stop_signal, signal.SIGKILL]:
-        with server.alive_until(end):
+        with alive_until(server, end):
             wait_for_progress(crowd, observer)
-    with server.alive_until(server.stop_signal):
+    with alive_until(server, server.stop_signal):
         connection.close()
         wait_for_progress(crowd, observer)
         said = crowd.stop("caller")

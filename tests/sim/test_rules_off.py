@@ -99,19 +99,23 @@ def returned_twice(turn: Any, returned: Counter[int]) -> None:
 _fold_returned = pump._Turn.fold_returned
 
 
-RULES: dict[str, tuple[Off, int, str]] = {
-    "reports are cumulative": (lambda: off(ledger, "absorb", increments), 4, "I5"),
-    "of two reports the larger counts": (lambda: off(ledger, "absorb", last_word), 4, "I2 I3 I5"),
-    "no claim is accepted after the clamp": (lambda: off(ledger, "absorb", claims_after_the_clamp), 236, "I3"),
-    "an item starts after its claim is confirmed": (lambda: off(Peer, "claim", start_before_the_reply), 4, "I1 I5"),
+RULES: dict[str, tuple[Off, int, set[str]]] = {
+    "reports are cumulative": (lambda: off(ledger, "absorb", increments), 4, {"I5"}),
+    "of two reports the larger counts": (lambda: off(ledger, "absorb", last_word), 4, {"I2", "I3", "I5"}),
+    "no claim is accepted after the clamp": (lambda: off(ledger, "absorb", claims_after_the_clamp), 236, {"I3"}),
+    "an item starts after its claim is confirmed": (
+        lambda: off(Peer, "claim", start_before_the_reply), 4, {"I1", "I5"},
+    ),
     "the window's end takes back what is unclaimed only": (
-        lambda: off(service.Books, "clamp_overdue", timeout_frees_claims), 4, "I5",
+        lambda: off(service.Books, "clamp_overdue", timeout_frees_claims), 4, {"I5"},
     ),
     "a grant is kept until its last word is heard": (
-        lambda: off(Peer, "is_settled", dropped_before_its_last_word), 4, "L1",
+        lambda: off(Peer, "is_settled", dropped_before_its_last_word), 4, {"L1"},
     ),
-    "no permit is issued beyond limit and ceiling": (lambda: off(service, "allocate", beyond_the_limit), 1, "I1 I2"),
-    "a returned permit is folded once": (lambda: off(pump._Turn, "fold_returned", returned_twice), 1, "LOG"),
+    "no permit is issued beyond limit and ceiling": (
+        lambda: off(service, "allocate", beyond_the_limit), 1, {"I1", "I2"},
+    ),
+    "a returned permit is folded once": (lambda: off(pump._Turn, "fold_returned", returned_twice), 1, {"LOG"}),
     "nudges are deleted by the ids that were read": (
         lambda: rewritten(
             pump._Turn.take_nudges,
@@ -119,13 +123,13 @@ RULES: dict[str, tuple[Off, int, str]] = {
             "Nudge.objects.filter(queue=self.queue, key__in=list(self.keys)).delete()",
         ),
         5,
-        "I2, I3, I6 L1 L3",
+        {"I2, I3, I6", "L1", "L3"},
     ),
     "who has a key looks again after its end": (
-        lambda: rewritten(pump._pump_batch, "*nudged_among(queue, turn.had)", ""), 3, "L2",
+        lambda: rewritten(pump._pump_batch, "*nudged_among(queue, turn.had)", ""), 3, {"L2"},
     ),
     "an outcome counts for its own attempt": (
-        lambda: rewritten(admission._record, " if row.attempt == attempts[row.pk]", ""), 10, "P5",
+        lambda: rewritten(admission._record, " if row.attempt == attempts[row.pk]", ""), 10, {"P5"},
     ),
 }  # fmt: skip
 """Rule -> how to switch it off, the first seed to try, and the invariants of which one breaks."""
@@ -157,7 +161,7 @@ def test_a_rule_that_is_switched_off_is_missed(rule):
     switched_off, first, invariants = RULES[rule]
 
     with switched_off():
-        missing = next(seed for seed in range(first, first + SEEDS) if (broken_in(seed) or "none") in invariants)
+        missing = next(seed for seed in range(first, first + SEEDS) if broken_in(seed) in invariants)
 
     print(f"seed {missing}")
     assert broken_in(missing) is None
