@@ -378,7 +378,6 @@ def _repair_grants(key: Key, counts: Counts, now: datetime) -> None:
             uid=uuid.uuid4().hex,
             key=key,
             group=group,
-            batch=uuid.uuid4(),
             permits=number,
             claimed=number,
             confirmed=number,

@@ -26,7 +26,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_semq import clock
 from django_semq.exceptions import TransactionOpen
 from django_semq.models import Item, Key, Semaphore, State
-from django_semq.rows import alias_of, chunks, execute, select, select_tuples
+from django_semq.rows import alias_of, by_index, chunks, execute, select, select_tuples
 
 T = TypeVar("T")
 M = TypeVar("M", bound=models.Model)
@@ -191,14 +191,14 @@ def oldest_ids(queue: str, wants: Sequence[tuple[str, str, int]]) -> list[tuple[
     """
     connection = connections[alias_of(Item)]
     quote = connection.ops.quote_name
-    force = "FORCE INDEX (semq_item_oldest)" if connection.vendor == "mysql" else ""
+    by_oldest = by_index(connection.alias, "semq_item_oldest")
     lock = _lock(Item, skip_locked=True)
     found: list[tuple[int, int]] = []
     with connection.cursor() as cursor:
         for start in range(0, len(wants), 100):
             part = wants[start : start + 100]
             selects = [
-                f"SELECT * FROM (SELECT {start + position} AS want, id FROM {Item._meta.db_table} {force}"
+                f"SELECT * FROM (SELECT {start + position} AS want, id FROM {Item._meta.db_table} {by_oldest}"
                 f" WHERE queue = %s AND {quote('key')} = %s AND {quote('group')} = %s AND state <= {State.QUEUED:d}"
                 f" ORDER BY state, id LIMIT {count:d} {lock}) x{start + position}"
                 for position, (_key, _group, count) in enumerate(part)

@@ -86,7 +86,6 @@ class GrantFactory(DjangoModelFactory):
     uid = factory.LazyFunction(lambda: uuid.uuid4().hex)
     key = factory.SubFactory(KeyFactory)
     group = ""
-    batch = factory.LazyFunction(uuid.uuid4)
     permits = 1
     created_at = NOON
 

@@ -236,7 +236,6 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("uid", models.CharField(help_text="The holder's id of it.", max_length=64)),
                 ("group", django_semq.models.base.NameField(blank=True, max_length=255)),
-                ("batch", models.UUIDField(help_text="Marks the grants that one pump made.")),
                 ("permits", models.IntegerField()),
                 ("claimed", models.IntegerField(default=0)),
                 ("confirmed", models.IntegerField(default=0)),
@@ -266,7 +265,6 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["key", "closed", "claim_until"], name="semq_grant_open")],
                 "constraints": [
                     models.UniqueConstraint(fields=("uid",), name="semq_grant_uid"),
-                    models.UniqueConstraint(fields=("key", "group", "batch"), name="semq_grant_batch"),
                     models.CheckConstraint(
                         condition=models.Q(
                             ("released__gte", 0),

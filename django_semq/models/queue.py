@@ -118,7 +118,6 @@ class Grant(Table):
     uid = models.CharField(max_length=64, help_text=_("The holder's id of it."))
     key = models.ForeignKey(Key, models.CASCADE, related_name="grants")
     group = NameField(blank=True)
-    batch = models.UUIDField(help_text=_("Marks the grants that one pump made."))
     permits = models.IntegerField()
     claimed = models.IntegerField(default=0)
     confirmed = models.IntegerField(default=0)
@@ -136,7 +135,6 @@ class Grant(Table):
         verbose_name_plural = _("grants")
         constraints = [
             models.UniqueConstraint(fields=["uid"], name="semq_grant_uid"),
-            models.UniqueConstraint(fields=["key", "group", "batch"], name="semq_grant_batch"),
             models.CheckConstraint(
                 name="semq_grant_chain",
                 condition=Q(released__gte=0)

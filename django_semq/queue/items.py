@@ -163,15 +163,15 @@ class Queue:
             key__queue=self.alias, key__name=OuterRef("key"), name=OuterRef("group")
         ).values("blocked_reason")
         set_aside = Key.objects.filter(queue=self.alias, name=OuterRef("key"), set_aside_until__gt=clock.now())
-        item = (
+        found = (
             Item.objects.filter(queue=self.alias, uid=id)
             .annotate(reason=Case(When(Exists(set_aside), then=Value(SET_ASIDE)), default=Subquery(reason)))
             .values_list("state", "enqueued_at", "admitted_at", "reason")
-            .first()
         )
-        if item is None:
+        # Not `first()`, whose order by the primary key is a plan in itself: a walk over all older items.
+        if not found:
             return None
-        state, enqueued_at, admitted_at, blocked = item
+        state, enqueued_at, admitted_at, blocked = found[0]
         is_queued = state == State.QUEUED
         return ItemStatus(
             state=State(state).name.lower(),

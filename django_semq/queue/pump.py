@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import random
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +48,18 @@ from django_semq.protocol.messages import (
     PermitSync,
     Reply,
 )
-from django_semq.rows import alias_of, as_datetime, chunks, execute, insert, query, select, select_tuples, write_back
+from django_semq.rows import (
+    alias_of,
+    as_datetime,
+    by_index,
+    chunks,
+    insert,
+    query,
+    select,
+    select_tuples,
+    update_each,
+    write_back,
+)
 from django_semq.signals import driver_wanted, item_admitted, item_blocked, keys_nudged
 from django_semq.transport.base import Answer, HolderTransport, transport_of
 
@@ -176,21 +186,32 @@ def nudged_among(queue: str, names: Sequence[str]) -> list[str]:
 def nudged_after(queue: str, name: str, now: datetime) -> tuple[list[str], str | None]:
     """Keys after this name that have nudges, but for those set aside; and the name to go on after, None at the end.
 
-    One index probe for each key (a loose index scan), however many nudges a key has: DISTINCT would read them all.
+    A loose index scan, one probe for each key however many nudges it has. MySQL and MariaDB make one of GROUP BY;
+    the others would read every nudge, and are told the probes.
     """
     connection = connections[alias_of(Nudge)]
     key, nudges, keys = connection.ops.quote_name("key"), Nudge._meta.db_table, Key._meta.db_table
-    first = f"SELECT MIN({key}) FROM {nudges} WHERE queue = %s AND {key} > "
+    if connection.vendor == "mysql":
+        found = (
+            f"WITH found AS (SELECT {key} AS name FROM {nudges} {by_index(connection.alias, 'semq_nudge_key')}"
+            f" WHERE queue = %s AND {key} > %s GROUP BY queue, {key} ORDER BY queue, {key} LIMIT %s)"
+        )
+        values: list[str | int] = [queue, name, BATCH_KEYS]
+    else:
+        first = f"SELECT MIN({key}) FROM {nudges} WHERE queue = %s AND {key} > "
+        found = (
+            f"WITH RECURSIVE found(name, position) AS ("
+            f"SELECT ({first} %s), 1 UNION ALL SELECT ({first} found.name), position + 1 FROM found"
+            f" WHERE found.name IS NOT NULL AND position < %s)"
+        )
+        values = [queue, name, queue, BATCH_KEYS]
     sql = (
-        f"WITH RECURSIVE found(name, position) AS ("
-        f"SELECT ({first} %s), 1 UNION ALL SELECT ({first} found.name), position + 1 FROM found"
-        f" WHERE found.name IS NOT NULL AND position < %s)"
-        f" SELECT name, EXISTS (SELECT 1 FROM {keys} k WHERE k.queue = %s AND k.name = found.name"
-        f" AND k.set_aside_until > %s) FROM found WHERE name IS NOT NULL"
+        f"{found} SELECT name, EXISTS (SELECT 1 FROM {keys} k WHERE k.queue = %s AND k.name = found.name"
+        f" AND k.set_aside_until > %s) FROM found WHERE name IS NOT NULL ORDER BY name"
     )
     moment = connection.ops.adapt_datetimefield_value(now)
     with connection.cursor() as cursor:
-        cursor.execute(sql, [queue, name, queue, BATCH_KEYS, queue, moment])
+        cursor.execute(sql, [*values, queue, moment])
         rows = cursor.fetchall()
     names = [found for found, is_set_aside in rows if not is_set_aside]
     return names, rows[-1][0] if len(rows) == BATCH_KEYS else None
@@ -434,9 +455,11 @@ class _Turn:
     def read_groups(self) -> None:
         # Ordered as in `oldest_ids`, for the same reason.
         item, group, key = (model._meta.db_table for model in (Item, KeyGroup, Key))
+        by_oldest = by_index(alias_of(Item), "semq_item_oldest")
         sql = (
-            f"SELECT g.*, (SELECT i.enqueued_at FROM {item} i WHERE i.queue = k.queue AND i.{{key}} = k.name"
-            f" AND i.{{group}} = g.name AND i.state <= {State.QUEUED:d} ORDER BY i.state, i.id LIMIT 1) AS oldest"
+            f"SELECT g.*, (SELECT i.enqueued_at FROM {item} i {by_oldest} WHERE i.queue = k.queue"
+            f" AND i.{{key}} = k.name AND i.{{group}} = g.name AND i.state <= {State.QUEUED:d}"
+            f" ORDER BY i.state, i.id LIMIT 1) AS oldest"
             f" FROM {group} g JOIN {key} k ON k.id = g.key_id WHERE g.key_id IN %s"
         )
         by_id = {key.pk: key for key in self.keys.values()}
@@ -555,7 +578,8 @@ class _Turn:
         for position, _item in found:
             offers[position].got += 1
         self.admitted = [item for _position, item in found]
-        self.write_grants([offer for offer in offers if offer.got])
+        if found:
+            self.write_grants(offers, found)
         closings: dict[str, list[GrantReport]] = defaultdict(list)
         for offer in offers:
             closings[offer.key.name].append(GrantReport(offer.grant_id, offer.got, 0, closed=True))
@@ -574,10 +598,9 @@ class _Turn:
             ],
         )
 
-    def write_grants(self, offers: Sequence[_Offer]) -> None:
-        if not offers:
-            return
-        batch = uuid.uuid4()
+    def write_grants(self, offers: Sequence[_Offer], found: Sequence[tuple[int, int]]) -> None:
+        """Grants, and which of them each item has its permit of: `found` are positions in offers and items."""
+        got = [offer for offer in offers if offer.got]
         insert(
             Grant,
             [
@@ -585,7 +608,6 @@ class _Turn:
                     uid=offer.grant_id,
                     key=offer.key,
                     group=offer.group,
-                    batch=batch,
                     permits=offer.got,
                     claimed=offer.got,
                     confirmed=offer.got,
@@ -595,18 +617,20 @@ class _Turn:
                     acked_closed=True,
                     created_at=self.now,
                 )
-                for offer in offers
+                for offer in got
             ],
         )
-        item, grant, key = (model._meta.db_table for model in (Item, Grant, Key))
-        sql = (
-            f"UPDATE {{{item}}} SET state = {State.ADMITTED:d}, admitted_at = %s, due_at = %s, grant_id = ("
-            f"SELECT g.id FROM {grant} g JOIN {key} k ON k.id = g.key_id WHERE g.batch = %s"
-            f" AND k.queue = {item}.queue AND k.name = {item}.{{key}} AND g.{{group}} = {item}.{{group}})"
-            " WHERE id IN %s"
+        ids: dict[str, int] = {}
+        for part in chunks([offer.grant_id for offer in got]):
+            ids.update((uid, pk) for pk, uid in select_tuples(Grant, ["id", "uid"], "uid IN %s", part))
+        update_each(
+            Item,
+            "grant_id",
+            {item: ids[offers[position].grant_id] for position, item in found},
+            f"state = {State.ADMITTED:d}, admitted_at = %s, due_at = %s",
+            self.now,
+            clock.LONG_AGO,
         )
-        for part in chunks(self.admitted):
-            execute(Item, sql, self.now, clock.LONG_AGO, batch, part)
 
     # ------------------------------------------------------------------------------------------------- the writing
 

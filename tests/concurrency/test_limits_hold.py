@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 WORKERS = 20
 DRIVERS = 3
-POLL_INTERVAL = 2.0
+POLL_INTERVAL = 5.0
 HOT = "hot"
 RULES = {
     HOT: {"limit": 7},
@@ -84,7 +84,7 @@ def wait_for_all(observer: Observer, number: int, processes: list[Child]) -> Non
 
 def test_limits_and_ceilings_hold_and_every_item_runs_once(run, observer, spawn):
     """(B19)"""
-    run(loaded(3000))
+    run(loaded(5000))
 
     events = observer.events()
     most = peaks(events)

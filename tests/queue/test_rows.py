@@ -81,7 +81,6 @@ def test_what_has_to_be_unique_is():
         lambda: Key.objects.create(queue=grant.key.queue, name=grant.key.name),
         lambda: KeyGroup.objects.create(key=group.key, name=group.name),
         lambda: GrantFactory(uid=grant.uid),
-        lambda: GrantFactory(key=grant.key, group=grant.group, batch=grant.batch),
         lambda: LeaseFactory(uid=lease.uid),
         lambda: Semaphore.objects.create(name=issued.semaphore.name),
         lambda: type(client).objects.create(client_id=client.client_id),
