@@ -207,12 +207,12 @@ def nudged_after(queue: str, name: str, now: datetime) -> tuple[list[str], str |
         values = [queue, name, queue, BATCH_KEYS]
     sql = (
         f"{found} SELECT name, EXISTS (SELECT 1 FROM {keys} k WHERE k.queue = %s AND k.name = found.name"
-        f" AND k.set_aside_until > %s) FROM found WHERE name IS NOT NULL ORDER BY name"
+        f" AND k.set_aside_until > %s) FROM found WHERE name IS NOT NULL"
     )
     moment = connection.ops.adapt_datetimefield_value(now)
     with connection.cursor() as cursor:
         cursor.execute(sql, [*values, queue, moment])
-        rows = cursor.fetchall()
+        rows = sorted(cursor.fetchall())  # As the database compares them: by code point.
     names = [found for found, is_set_aside in rows if not is_set_aside]
     return names, rows[-1][0] if len(rows) == BATCH_KEYS else None
 
