@@ -49,6 +49,8 @@ class Faults:
     """Kind -> probability; what is not named does not happen."""
     focus: str = ""
     """A point at which nodes die far more often."""
+    seed: int | None = None
+    """Of which all this was drawn."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The pump's bounds, where they differ from the library's."""
     next_crash: str | None = None
@@ -62,7 +64,7 @@ class Faults:
         rng = Random(seed)
         likely = {kind: highest * rng.random() * rng.randint(0, 1) for kind, highest in HIGHEST.items()}
         points = all_points()
-        return cls(rng, likely, focus=points[seed % len(points)], sizes=rng.choice((SMALL, {})))
+        return cls(rng, likely, points[seed % len(points)], seed, sizes=rng.choice((SMALL, {})))
 
     def happens(self, kind: str) -> bool:
         return kind in self.likely and self.rng.random() < self.likely[kind]
@@ -92,7 +94,8 @@ class Faults:
 
     def __str__(self) -> str:
         chances = ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.likely.items() if chance)
-        return f"focus {self.focus or 'none'}; {chances or 'no faults'}{'; small batches' if self.sizes else ''}"
+        small = "; small batches" if self.sizes else ""
+        return f"seed {self.seed}: focus {self.focus or 'none'}; {chances or 'no faults'}{small}"
 
 
 def all_points() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.sim.application import GROUPS, KEYS, SEMQ
 from tests.sim.faults import Faults
-from tests.sim.projects import ONE
+from tests.sim.projects import ALIASES, ONE
 from tests.sim.wire import Letter
 from tests.sim.world import NOON, Node, Transaction, World
 
@@ -277,11 +277,17 @@ LEADS_TO = {
 
 def history(seed: int, steps: int) -> World:
     """Play a seed's history to its end, all well. Raises `Broken`, with the trace in the notes."""
-    faults = Faults.drawn(seed)
-    with World(faults=faults) as world:
-        world.trace.append(f"seed {seed}: {faults}")
-        walk = Walk(world)
+    return play(World(Faults.drawn(seed)), steps)
+
+
+def play(world: World, steps: int, opening: Callable[[World], None] | None = None) -> World:
+    """Play a history in this world. It may open with steps that somebody chose, where nothing is left to chance."""
+    with world:
+        world.trace.append(str(world.faults))
         try:
+            if opening is not None:
+                open_with(opening, world)
+            walk = Walk(world)
             while world.steps < steps:
                 walk.step()
             world.heal()
@@ -290,3 +296,13 @@ def history(seed: int, steps: int) -> World:
             error.add_note("\n".join([world.trace[0], *world.trace[-60:]]))
             raise
     return world
+
+
+def open_with(opening: Callable[[World], None], world: World) -> None:
+    drawn, world.faults = world.faults, Faults(world.faults.rng)
+    opening(world)
+    if world.faults.next_crash is not None:
+        raise LookupError(f"nobody came to {world.faults.next_crash!r}; write this opening anew")
+    for alias in ALIASES:
+        world.watcher.recount(alias)  # Before an operator of the walk mends what is wrong.
+    world.faults = drawn
