@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_semq import cancel, enqueue, enqueue_many, queues, release, semaphores, status, usage
+from django_semq import cancel, enqueue, enqueue_many, handlers, queues, release, semaphores, status, usage
 from django_semq.driver.tick import tick
 from django_semq.holder import service
 from django_semq.models import IssuedGrant, Item, Key, State
@@ -208,8 +208,9 @@ def test_a_receiver_that_ends_its_process_leaves_nothing_undone(app, name):
 
 
 @pytest.mark.parametrize("function", ["limits", "retry_delay"])
-def test_a_function_of_the_project_that_hangs_stops_only_what_waits_for_its_answer(app, function):
+def test_a_function_of_the_project_that_hangs_stops_only_what_waits_for_its_answer(app, monkeypatch, function):
     """(B69)"""
+    monkeypatch.setattr(handlers, "ANSWER_WITHIN", 0.5)
     app.configure(
         {"ATTEMPT_TIMEOUT": 1, "RETRY_DELAY": "tests.queue.application.retry_delay"},
         holder={"LIMITS": "tests.queue.application.limits", "DEFAULT_LIMIT": 1},

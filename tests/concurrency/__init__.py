@@ -22,4 +22,4 @@ HANDS_TO_NOBODY = {"ADMIT": "tests.concurrency.work.nothing"}
 QUIET = {"WAKE": False}
 """Wake-ups through django-q2 are one more write for each admission, and most of these tests have no cluster."""
 STARTS = 60
-"""Seconds: thirty processes that start at once on a busy machine take a while."""
+"""Seconds: twenty processes that start at once on a busy machine take a while."""

@@ -21,12 +21,18 @@ django.setup()
 from django.db import connection, transaction  # noqa: E402
 from django.db.models import ProtectedError  # noqa: E402
 from django.db.models.signals import post_delete, pre_delete  # noqa: E402
+from django.test.utils import override_settings  # noqa: E402
 
 from django_semq import clock, invariants, queues, semaphores  # noqa: E402
 from django_semq.holder.sweep import sweep  # noqa: E402
 from django_semq.models import Item  # noqa: E402
 from django_semq.queue import admission  # noqa: E402
 from django_semq.queue.pump import pump  # noqa: E402
+
+
+def configure(semq: dict) -> None:
+    """The settings of the test that gives the orders from now on."""
+    override_settings(SEMQ=semq).enable()
 
 
 def enqueue(queue: str, key: str, *ids: str) -> list[str]:
@@ -61,6 +67,7 @@ def undone_then(queue: str, key: str, undone: str, kept: str) -> None:
 
 
 VERBS = {
+    "configure": configure,
     "undone_then": undone_then,
     "enqueue": enqueue,
     "release": lambda queue, uid: queues[queue].release(uid),
@@ -81,7 +88,6 @@ def main() -> None:
     # With a receiver, Django's own delete() reads the rows, locks them and deletes by lists of ids.
     for signal in (pre_delete, post_delete):
         signal.connect(lambda **kwargs: None, weak=False)
-    print("ready")
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
         say = partial(print, f"#{order['number']}")

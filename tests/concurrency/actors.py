@@ -12,6 +12,8 @@ from tests.processes import Child
 
 STUCK = 10
 """Seconds: whoever has neither ended nor waits for a lock by then is stuck."""
+LOOK_EVERY = 0.002
+"""Seconds: an order takes a few of these, and there are thousands of orders."""
 
 Call = list
 Arrange = Callable[[str], tuple[list[Call], list[Call]]]
@@ -23,6 +25,8 @@ class Actor:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.number = 0
+        self.heard = 0
+        """Lines that it had printed before this order."""
         self.ended_inside = False
         """Whether its order fell into another's (see `meetings`) and had ended before that one went on."""
 
@@ -35,6 +39,7 @@ class Actor:
         undoes: bool = False,
     ) -> None:
         self.number += 1
+        self.heard = len(self.child.lines)
         order = {
             "number": self.number,
             "calls": calls,
@@ -54,24 +59,27 @@ class Actor:
 
     def outcome(self) -> str | None:
         """`done …` or `failed …`, None until then."""
-        for line in list(self.child.lines):
+        for line in self.child.lines[self.heard :]:
             number, _, said = line.partition(" ")
             if number == f"#{self.number}" and said.startswith(("done", "failed")):
                 return said
         return None
 
-    def ending(self) -> tuple[str, Any]:
+    def is_idle(self) -> bool:
+        return self.outcome() is not None and self.child.poll() is None
+
+    def ending(self, within: float = STUCK) -> tuple[str, Any]:
         """`done` and what its calls returned, of a single call what that one did; or `failed` and the error."""
         has_ended = lambda: self.outcome() or self.child.poll() is not None  # noqa: E731
-        wait_until(has_ended, STUCK, f"the end of order {self.number}, after {self.child.lines[-1]}")
+        wait_until(has_ended, within, f"the end of order {self.number}, after {self.child.lines[-1:]}", LOOK_EVERY)
         assert self.outcome(), "\n".join(self.child.lines)
         what, _, text = self.outcome().partition(" ")
         said = json.loads(text)
         return what, said[0] if what == "done" and len(said) == 1 else said
 
-    def results(self) -> Any:
+    def results(self, within: float = STUCK) -> Any:
         """What its calls returned. Fails with the error if one failed."""
-        what, said = self.ending()
+        what, said = self.ending(within)
         assert what == "done", said
         return said
 
@@ -104,6 +112,7 @@ def meetings(
                 lambda: second.outcome() or sessions_that_wait_for_a_lock(),
                 STUCK,
                 f"{other} ended or waits for a lock, while {one} is {step}",
+                LOOK_EVERY,
             )
         second.ended_inside = second.outcome() is not None
         first.go_on()

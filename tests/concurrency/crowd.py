@@ -3,10 +3,11 @@
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 
 from django_semq.models import Item, State
-from tests.concurrency import QUIET, STARTS
+from tests.concurrency import KILL_SECONDS, QUIET, STARTS
 from tests.concurrency.observer import Event, exceeded
 from tests.concurrency.states import leftovers, open_transactions, wait_until
 from tests.processes import Child, kill9
@@ -33,6 +34,8 @@ SLOWEST = 2
 SPARE = 10
 """seconds, on a machine that does other things too."""
 PATIENCE = 30
+ROUNDS = max(1, min(5, KILL_SECONDS // 12))
+"""Each way to kill comes so often at least, however slow the machine: a minute is for five."""
 
 OPEN_PUMP = [
     "DELETE.*semq_nudge",
@@ -47,6 +50,8 @@ OPEN_PUMP = [
 WORKER = "tests.concurrency.worker"
 TASK_CALLER = "tests.concurrency.task_caller"
 EVER = 10**6
+READY = {"driver": "driving", "cluster": "running"}
+"""What they print when they are, other than "ready"."""
 
 
 class Crowd:
@@ -61,31 +66,47 @@ class Crowd:
         print(f"\nseed {seed}")
 
     def start(self, role: str, **how: object) -> Child:
-        self.started += 1
-        name = f"{role}{self.started}"
-        arguments, ready = {
-            "caller": ((WORKER, name, EVER, 0, 0.6, 0), "ready"),
-            "worker": ((WORKER, name, 0, 3, 0, 0.1), "ready"),
-            "both": ((WORKER, name, EVER, 3, 0.6, 0.1), "ready"),
-            "task caller": ((TASK_CALLER, name, 1), "ready"),
-            "driver": (("django", "semq_run"), "driving"),
-            "cluster": (("django", "qcluster"), "running"),
-        }[role]
-        child = self.spawn(*arguments, **how)
-        child.wait_for_line(ready, STARTS)
-        child.tell("go")
+        child = self.launch(role, **how)
+        self.let_go(role, child)
         return child
 
-    def add(self, role: str, number: int) -> None:
-        self.alive[role] += [self.start(role) for _one in range(number)]
+    def launch(self, role: str, **how: object) -> Child:
+        self.started += 1
+        name = f"{role}{self.started}"
+        arguments = {
+            "caller": (WORKER, name, EVER, 0, 0.6, 0),
+            "worker": (WORKER, name, 0, 3, 0, 0.1),
+            "both": (WORKER, name, EVER, 3, 0.6, 0.1),
+            "task caller": (TASK_CALLER, name, 1),
+            "driver": ("django", "semq_run"),
+            "cluster": ("django", "qcluster"),
+        }[role]
+        return self.spawn(*arguments, **how)
+
+    def let_go(self, role: str, child: Child) -> None:
+        child.wait_for_line(READY.get(role, "ready"), STARTS)
+        child.tell("go")
+
+    def add(self, roles: dict[str, int]) -> None:
+        """That many of each, all started at once."""
+        launched = [(role, self.launch(role)) for role, number in roles.items() for _one in range(number)]
+        for role, child in launched:
+            self.let_go(role, child)
+            self.alive[role].append(child)
 
     def kill_for(self, seconds: float, *ways: Callable[[], None]) -> None:
-        """In all these ways, in a random order, again and again."""
+        """In all these ways, in a random order, again and again: for so long, and some rounds at least."""
         began = time.monotonic()
-        while time.monotonic() - began < seconds:
-            for kill in self.random.sample(ways, len(ways)):
-                kill()
+        for number, kill in self.rounds(ways):
+            if number > ROUNDS and time.monotonic() - began >= seconds:
+                break
+            kill()
         print(f"{self.kills.total()} kills in {time.monotonic() - began:.0f} s: {dict(self.kills)}")
+
+    def rounds(self, ways: tuple[Callable[[], None], ...]) -> Iterator[tuple[int, Callable[[], None]]]:
+        for number in count(1):
+            for kill in self.random.sample(ways, len(ways)):
+                yield number, kill
 
     def kill_one(self, role: str, kill: Callable[[Child], None] = kill9) -> None:
         """At a random time, wherever it is."""
@@ -93,7 +114,7 @@ class Crowd:
         victim = self.alive[role].pop(self.random.randrange(len(self.alive[role])))
         self.log(role)
         kill(victim)
-        self.add(role, 1)
+        self.add({role: 1})
 
     def kill_in_an_open_pump(self, kill: Callable[[Child], None]) -> None:
         fault = {"pattern": self.random.choice(OPEN_PUMP), "nth": self.random.randint(1, 3)}
@@ -111,11 +132,10 @@ class Crowd:
 
     def stop(self, role: str) -> list[str]:
         """What they had to say, besides that they were ready."""
-        said = []
-        for child in self.alive.pop(role):
+        children = self.alive.pop(role)
+        for child in children:
             child.terminate() if role == "driver" else child.tell("stop")
-            said += child.finish()[1:]
-        return said
+        return [line for child in children for line in child.finish()[1:]]
 
     def log(self, what: str, where: str = "") -> None:
         """What is about to be killed, and the state of things at that moment."""

@@ -1,5 +1,6 @@
 """What the database says about itself and about the library's rows."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -9,12 +10,12 @@ from django_semq.invariants import audit
 from django_semq.models import Ceiling, Grant, IssuedGrant, Item, KeyGroup, Nudge, Semaphore
 
 
-def wait_until(is_so: Callable[[], object], seconds: float, what: str) -> float:
+def wait_until(is_so: Callable[[], object], seconds: float, what: str, look_every: float = 0.01) -> float:
     """Wait for a fact and return how long it took."""
     began = time.monotonic()
     while not is_so():
         assert time.monotonic() - began < seconds, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.01)
+        time.sleep(look_every)
     return time.monotonic() - began
 
 
@@ -23,10 +24,9 @@ MARIADB_TRANSACTIONS = """
     JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
     WHERE p.db = database() AND p.id <> connection_id()
 """
-ROW_LOCK_WAITS = """
-    SELECT variable_value + 0 FROM information_schema.global_status
-    WHERE variable_name = 'innodb_row_lock_current_waits'
-"""
+INNODB_LOCK_WAIT = r"TRX HAS BEEN WAITING .*\n.* table `{database}`\."
+"""A session's part of InnoDB's report, which tells of this moment: the tables of the information schema are made anew
+only when nobody has read them for 0.1 s."""
 POSTGRESQL_SESSIONS = """
     SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
@@ -35,13 +35,12 @@ POSTGRESQL_SESSIONS = """
 def sessions_that_wait_for_a_lock() -> int:
     """Sessions on this database; 0 on SQLite, which does not tell."""
     if connection.vendor == "mysql":
-        if not _number(mysql=ROW_LOCK_WAITS):
-            return 0
-        # What follows shows a copy, which is made anew only when nobody has read it for 0.1 s.
-        time.sleep(0.11)
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW ENGINE INNODB STATUS")
+            _engine, _name, report = cursor.fetchone()
+        return len(re.findall(INNODB_LOCK_WAIT.format(database=re.escape(connection.settings_dict["NAME"])), report))
     return _number(
         postgresql=f"{POSTGRESQL_SESSIONS} AND wait_event_type = 'Lock'",
-        mysql=f"{MARIADB_TRANSACTIONS} AND t.trx_state = 'LOCK WAIT'",
         sqlite="SELECT 0",
     )
 

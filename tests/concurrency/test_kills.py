@@ -31,8 +31,7 @@ TASK_LOST_AFTER = 6
 
 def test_killed_callers_workers_and_drivers_lose_nothing(application, crowd, spawn, observer):
     """(B02, B23)"""
-    for role, number in {"driver": 2, "worker": 3, "caller": 2}.items():
-        crowd.add(role, number)
+    crowd.add({"driver": 2, "worker": 3, "caller": 2})
     spool = Spool(observer.path.parent)
 
     def kill_a_worker(worker: Child) -> None:
@@ -75,8 +74,7 @@ def test_killed_clusters_and_tasks_lose_nothing(crowd, spawn, project, observer)
         "django_semq.queue.admission.TASK_LOST_AFTER": TASK_LOST_AFTER,
     }
     crowd.spawn = partial(spawn, faults={"impatient": impatient})
-    for role, number in {"driver": 1, "cluster": 2, "task caller": 2}.items():
-        crowd.add(role, number)
+    crowd.add({"driver": 1, "cluster": 2, "task caller": 2})
 
     def kill_a_task() -> None:
         wait_until(lambda: running(observer), PATIENCE, "a task runs")

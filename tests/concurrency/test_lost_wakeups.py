@@ -1,6 +1,7 @@
 """Whoever commits a nudge and finds its key taken may leave: the owner looks again after its end."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,18 +21,24 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 ALONE: dict = {"patient_callers": {}}
 PROCESSES = 8
+EACH = {1: 25, 5: 25, 50: 50}
+"""Limit of a key: items that each of these processes enqueues there."""
 PATIENCE = 20
 """Seconds in which somebody must have got on, on a machine that does other things too."""
 
 
-@pytest.mark.parametrize(("limit", "each"), [(1, 25), (5, 50), (50, 100)])
-def test_callers_alone_finish_everything(spawn, project, limit, each):
-    project(HOLDER={"DEFAULT_LIMIT": limit})
-    each = loaded(each)
-    crowd = [spawn("tests.concurrency.finisher", number, each, PATIENCE, faults=ALONE) for number in range(PROCESSES)]
-    released = [int(child.finish(timeout=3600)[-1].split()[-1]) for child in crowd]
+def test_callers_alone_finish_everything(spawn, project):
+    each = {f"limit {limit}": loaded(number) for limit, number in EACH.items()}
+    project(HOLDER={"RULES": {f"limit {limit}": {"limit": limit} for limit in EACH}})
+    numbers = [f"{key}={number}" for key, number in each.items()]
+    crowd = [spawn("tests.concurrency.finisher", name, PATIENCE, *numbers, faults=ALONE) for name in range(PROCESSES)]
 
-    assert sum(released) == PROCESSES * each
+    released: Counter[str] = Counter()
+    for child in crowd:
+        for line in child.finish(timeout=3600):
+            key, _released, number = line.partition(" released ")
+            released[key] += int(number)
+    assert released == {key: PROCESSES * number for key, number in each.items()}
     assert leftovers() == []
 
 
