@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from django_semq.driver.djangoq import async_task as async_task
     from django_semq.exceptions import HolderRefused as HolderRefused
+    from django_semq.exceptions import InvalidClient as InvalidClient
     from django_semq.exceptions import InvalidItem as InvalidItem
     from django_semq.exceptions import InvalidLimit as InvalidLimit
     from django_semq.exceptions import Misconfigured as Misconfigured
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from django_semq.exceptions import TasksOnly as TasksOnly
     from django_semq.exceptions import TransactionOpen as TransactionOpen
     from django_semq.exceptions import TransportError as TransportError
+    from django_semq.exceptions import UnknownClient as UnknownClient
     from django_semq.exceptions import UnknownQueue as UnknownQueue
+    from django_semq.holder import clients as clients
     from django_semq.holder import semaphores as semaphores
     from django_semq.queue.items import default as _default
     from django_semq.queue.items import queues as queues
@@ -44,6 +47,7 @@ __version__ = "0.1.0"
 
 _ERRORS = (
     "HolderRefused",
+    "InvalidClient",
     "InvalidItem",
     "InvalidLimit",
     "Misconfigured",
@@ -51,11 +55,12 @@ _ERRORS = (
     "TasksOnly",
     "TransactionOpen",
     "TransportError",
+    "UnknownClient",
     "UnknownQueue",
 )
 _VERBS = ("cancel", "cancel_many", "enqueue", "enqueue_many", "release", "release_many", "status", "usage")
 
-__all__ = ["async_task", "queues", "semaphores", *_ERRORS, *_VERBS, *(f"a{verb}" for verb in _VERBS)]
+__all__ = ["async_task", "clients", "queues", "semaphores", *_ERRORS, *_VERBS, *(f"a{verb}" for verb in _VERBS)]
 
 
 def __getattr__(name: str) -> Any:
@@ -63,8 +68,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("django_semq.exceptions"), name)
     if name == "async_task":
         return import_module("django_semq.driver.djangoq").async_task
-    if name == "semaphores":
-        return import_module("django_semq.holder.semaphores")
+    if name in ("clients", "semaphores"):
+        return import_module(f"django_semq.holder.{name}")
     items = import_module("django_semq.queue.items")
     if name == "queues":
         return items.queues

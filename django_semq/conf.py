@@ -15,7 +15,8 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from django_semq.exceptions import InvalidLimit, Misconfigured, UnknownQueue, shown
+from django_semq.exceptions import InvalidLimit, Misconfigured, UnknownQueue
+from django_semq.protocol.names import shown
 
 LOCAL_TRANSPORT = "django_semq.transport.local.LocalTransport"
 TASK_ADMIT = "django_semq.driver.djangoq.admit"
@@ -26,6 +27,8 @@ AGED = timedelta(seconds=30)
 """Demand that waited longer is served first: half of every round goes to it, oldest first."""
 LOCAL_FRESH = timedelta(seconds=60)
 """A local queue's part of a round is kept for this long after its last pump: one driver period and more."""
+REMOTE_FRESH = timedelta(seconds=12)
+"""A remote client's: a little longer than the longest pause that the holder asks of it."""
 LIMIT_ANSWER_AGE = timedelta(seconds=60)
 """The LIMITS function is asked again for a key whose answer is older."""
 IDLE_BEFORE_REMOVAL = timedelta(days=1)

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 from django.core.exceptions import ImproperlyConfigured
 
-
-def shown(value: object) -> str:
-    """The first 50 characters of a value, for an error text."""
-    try:
-        text = repr(value)
-    except Exception:  # Too deep or too many digits for Python to print, or a broken __repr__.
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 50 else text[:50] + "…"
+from django_semq.protocol.names import shown
 
 
 def described(error: BaseException) -> str:
@@ -45,6 +38,14 @@ class TasksOnly(SemqError):
 
 class InvalidLimit(SemqError, ValueError):
     """A limit or ceiling that is neither a whole number from 0 to 2147483647 nor None (unlimited)."""
+
+
+class InvalidClient(SemqError, ValueError):
+    """A client that cannot be introduced under this name."""
+
+
+class UnknownClient(SemqError, LookupError):
+    """No client of this name has a token."""
 
 
 class UnknownQueue(SemqError, LookupError):

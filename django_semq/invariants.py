@@ -24,7 +24,6 @@ from django.db.models.fields import BigIntegerField, IntegerField
 from django.db.models.functions import Greatest
 
 from django_semq import clock, conf
-from django_semq.exceptions import shown
 from django_semq.holder.service import GRANT_FOOTPRINT
 from django_semq.locking import delete_by_id, lock_semaphores, run, snapshot
 from django_semq.models import (
@@ -41,6 +40,7 @@ from django_semq.models import (
     Semaphore,
     State,
 )
+from django_semq.protocol.names import shown
 from django_semq.queue.pump import with_keys
 from django_semq.rows import alias_of, chunks
 

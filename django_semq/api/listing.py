@@ -14,9 +14,8 @@ from rest_framework.views import APIView
 
 from django_semq.api.errors import wrong
 from django_semq.api.requests import queue_of
-from django_semq.exceptions import shown
 from django_semq.models import State
-from django_semq.protocol.names import name_problem
+from django_semq.protocol.names import name_problem, shown
 from django_semq.queue.items import queues
 
 STATES = {state.name.lower(): state for state in State}

@@ -13,8 +13,8 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import JSONParser
 
 from django_semq.api.errors import Refused, wrong
-from django_semq.exceptions import UnknownQueue, shown
-from django_semq.protocol.names import name_problem
+from django_semq.exceptions import UnknownQueue
+from django_semq.protocol.names import name_problem, shown
 from django_semq.queue.items import Queue, queues
 
 MAX_ITEMS = 1000

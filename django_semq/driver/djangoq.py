@@ -21,10 +21,11 @@ from django.utils.module_loading import import_string
 
 from django_semq import clock, conf
 from django_semq.driver import tick as driver
-from django_semq.exceptions import InvalidItem, SemqError, shown
+from django_semq.exceptions import InvalidItem, SemqError
 from django_semq.locking import lock_by_id
 from django_semq.locking import run as in_transaction
 from django_semq.models import Driver, Item, State
+from django_semq.protocol.names import shown
 from django_semq.queue.admission import AdmittedItem
 from django_semq.queue.items import Enqueued, queues
 from django_semq.rows import alias_of

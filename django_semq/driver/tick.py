@@ -18,8 +18,7 @@ from django.db import DatabaseError, connections
 from django_semq import clock, conf, handlers
 from django_semq.driver.crew import Call, Crew
 from django_semq.driver.wakeup import Wakeup
-from django_semq.holder import limits, semaphores
-from django_semq.holder.sweep import sweep
+from django_semq.holder import limits, semaphores, sweep
 from django_semq.locking import is_passing
 from django_semq.models import Driver, Key
 from django_semq.queue import admission
@@ -115,8 +114,7 @@ class Work:
                     moved |= self.part("hand-over", partial(self.hand_over, alias, now))
                     moved |= self.part("checks", partial(self.check, alias, now))
                 moved |= self.part("pump", partial(self.pump, alias, now))
-            if takes_new and not moved:
-                moved = self.part("sweep", lambda: sweep(now))
+            moved |= self.part("the holder's chores", partial(self.do_chores, now))
         return moved
 
     def part(self, name: str, work: Callable[[], object]) -> bool:
@@ -213,6 +211,14 @@ class Work:
             if call.about.is_alone or not call.is_overdue
             for key in call.about.keys
         }
+
+    def do_chores(self, now: datetime) -> bool:
+        window_ends, is_any_idle = sweep.due(now)
+        moved = False
+        if window_ends is not None:
+            self.due.append(window_ends)
+            moved = window_ends <= now and sweep.take_back(now)
+        return (is_any_idle and sweep.remove_idle(now)) or moved
 
     def call(self, work: Callable[[], object], about: HandOver | Check, now: datetime) -> None:
         timeout = conf.queue(about.queue).attempt_timeout

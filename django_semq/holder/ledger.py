@@ -52,6 +52,12 @@ def clamp(grant: GrantRow) -> None:
     grant.permits = grant.claimed
 
 
+def strike_out(grant: GrantRow) -> None:
+    """Let nothing of the grant count any more, whatever runs on it: its client is evicted."""
+    clamp(grant)
+    grant.released = grant.claimed
+
+
 def is_spent(grant: GrantRow) -> bool:
     """Nothing of it counts, and nothing can again: the row may be deleted. Of an open grant, all has been claimed and
     is back."""

@@ -16,9 +16,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from django_semq import conf, handlers
-from django_semq.exceptions import InvalidLimit, shown
+from django_semq.exceptions import InvalidLimit
 from django_semq.locking import lock_semaphores, refuse_if_open, run
 from django_semq.models import Semaphore
+from django_semq.protocol.names import shown
 from django_semq.rows import alias_of, chunks, write_back
 
 logger = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django_semq import clock, conf
-from django_semq.exceptions import InvalidItem, shown
+from django_semq.exceptions import InvalidItem
 from django_semq.holder import ledger
 from django_semq.holder.limits import KeyLimits, limits_of
 from django_semq.holder.service import nudge_waiting
 from django_semq.locking import delete_by_id, join, lock_semaphores, run, snapshot
 from django_semq.models import Ceiling, Demand, IssuedGrant, IssuedLease, Semaphore
-from django_semq.protocol.names import name_problem
+from django_semq.protocol.names import name_problem, shown
 from django_semq.rows import alias_of, write_back
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 
-from django.db.models import Case, F, Sum, When
+from django.db.models import Case, F, Min, Sum, When
 
 from django_semq import conf
-from django_semq.exceptions import Held, HolderRefused, Unprepared, shown
+from django_semq.clock import LONG_AGO
+from django_semq.exceptions import Held, HolderRefused, Unprepared
 from django_semq.holder import ledger
 from django_semq.holder.allocation import Waiting, allocate
 from django_semq.holder.limits import KeyLimits, ask, is_stale, limits_of
@@ -29,10 +30,12 @@ from django_semq.protocol.messages import (
     GrantOffer,
     GrantReport,
     GrantResult,
+    LeaseGrant,
     PermitRequest,
     Reply,
     Verdict,
 )
+from django_semq.protocol.names import shown
 from django_semq.rows import alias_of, chunks, insert, select, select_tuples, write_back
 from django_semq.signals import keys_nudged
 
@@ -134,16 +137,19 @@ class Books:
         if self.semaphores:
             raise RuntimeError("the first messages of a conversation name all its keys: locks are taken in one order")
         # An operator's verb is part of the operator's transaction, which may stay open: nobody else waits for it.
-        rows = {row.name: row for row in lock_semaphores(names, skip_locked=True)}
-        absent = [name for name in names if name not in rows]
+        self.lock(names)
+        absent = [name for name in names if name not in self.semaphores]
         if absent and (held := select_tuples(Semaphore, ["name"], "name IN %s", absent)):
             raise Held([name for (name,) in held])
-        if unready := [name for name in names if name not in rows or is_stale(rows[name], self.now)]:
+        if unready := [n for n in names if n not in self.semaphores or is_stale(self.semaphores[n], self.now)]:
             raise Unprepared(unready)
-        self.semaphores = rows
-        self.by_id = {row.pk: row for row in rows.values()}
-        self.footprints |= {row.pk: row.footprint for row in rows.values()}
-        self.clamps = {row.pk: row.clamp_at for row in rows.values()}
+
+    def lock(self, names: Sequence[str], *, skip_locked: bool = True) -> None:
+        """Lock those of these keys that have a row, and that nobody else has; without `skip_locked`, wait for them."""
+        self.semaphores = {row.name: row for row in lock_semaphores(names, skip_locked=skip_locked)}
+        self.by_id = {row.pk: row for row in self.semaphores.values()}
+        self.footprints |= {row.pk: row.footprint for row in self.by_id.values()}
+        self.clamps = {row.pk: row.clamp_at for row in self.by_id.values()}
 
     def know(self, identities: set[str]) -> None:
         if unknown := identities - self.clients.keys():
@@ -216,12 +222,14 @@ class Books:
             return HolderRefused(f"client {shown(client.client_id)} is evicted; re-admit it or give a new CLIENT_ID")
         self.clamp_overdue(semaphore)  # First: a claim that comes after the window is refused, by whatever message.
         results = tuple(self.absorb(semaphore, client, report) for report in message.grants)
+        # None was ever given: an echo of nothing lets a client that has one settle it.
+        leases = tuple(LeaseGrant(report.lease_id, "", 0, LONG_AGO) for report in message.leases or ())
         if not isinstance(message, PermitRequest):
-            return Reply(grant_results=results)
+            return Reply(grant_results=results, leases=leases)
         self.hear(semaphore, client, message)
         offers = self.round(semaphore, client)
         blocked = self.blocked(semaphore, client)
-        return Reply(grant_results=results, grants=offers, blocked=blocked)
+        return Reply(grant_results=results, leases=leases, grants=offers, blocked=blocked)
 
     def absorb(self, semaphore: Semaphore, client: Client, report: GrantReport) -> GrantResult:
         grant = self.issued.get(report.grant_id)
@@ -237,18 +245,34 @@ class Books:
         """Take back what was not claimed in time. The footprint falls by it, never by what runs."""
         if semaphore.clamp_at is None or semaphore.clamp_at > self.now:
             return
-        semaphore.clamp_at = None
-        for row in IssuedGrant.objects.filter(semaphore=semaphore, clamped=False).order_by("claim_until"):
+        open_grants = IssuedGrant.objects.filter(semaphore=semaphore, clamped=False)
+        semaphore.clamp_at = open_grants.filter(claim_until__gt=self.now).aggregate(at=Min("claim_until"))["at"]
+        for row in open_grants.filter(claim_until__lte=self.now):
             grant = self.issued.setdefault(row.uid, row)
             if grant.clamped:
                 continue
-            if grant.claim_until > self.now:
-                semaphore.clamp_at = grant.claim_until
-                break
             before = ledger.footprint(grant)
             ledger.clamp(grant)
             self.changed_grants.add(grant.uid)
             self.count(semaphore, grant, ledger.footprint(grant) - before)
+
+    def forget(self, client: Client) -> int:
+        """Strike out all that a client holds of these keys, and all it asks for; returns the number of permits."""
+        freed = 0
+        for part in chunks(sorted(self.by_id)):
+            for grant in select(IssuedGrant, "client_id = %s AND semaphore_id IN %s", client.pk, part):
+                counted = ledger.footprint(grant)
+                ledger.strike_out(grant)
+                self.issued[grant.uid] = grant
+                self.changed_grants.add(grant.uid)
+                self.count(self.by_id[grant.semaphore_id], grant, -counted)
+                freed += counted
+        for pk, rows in self.demands.items():
+            for (owner, group), row in rows.items():
+                if owner == client.pk:
+                    row.count = 0
+                    self.changed_demands.add((pk, owner, group))
+        return freed
 
     def hear(self, semaphore: Semaphore, client: Client, message: PermitRequest) -> None:
         """The newest word on what a client wants replaces the older one; a group not named is not wanted."""
@@ -266,7 +290,7 @@ class Books:
                 rows[at] = Demand(semaphore=semaphore, client=client, group=demand.group)
             rows[at].count = demand.count
             rows[at].since = min(demand.oldest_at, self.now)
-            rows[at].fresh_until = self.now + conf.LOCAL_FRESH
+            rows[at].fresh_until = self.now + (conf.LOCAL_FRESH if client.queue else conf.REMOTE_FRESH)
             self.changed_demands.add((semaphore.pk, *at))
 
     def round(self, semaphore: Semaphore, client: Client) -> tuple[GrantOffer, ...]:
@@ -406,15 +430,29 @@ class Books:
         delete_by_id(Ceiling, [row.pk for row in ceilings if row.pk and not _is_kept(row)])
         write_back(Ceiling, [row for row in ceilings if _is_kept(row)], ["footprint"], ["semaphore", "name"])
 
+    def has_room_grown(self, pk: int) -> bool:
+        groups = [row for (semaphore, _group), row in self.ceilings.items() if semaphore == pk]
+        return self.by_id[pk].footprint < self.footprints[pk] or any(
+            row.footprint < self.footprints.get((pk, row.name), 0) for row in groups
+        )
+
+    def is_contended(self, key: str, client_id: str) -> bool:
+        """Whether others wait for this key."""
+        me = self.clients[client_id].pk
+        rows = self.demands[self.semaphores[key].pk].values()
+        return any(row.count > 0 and row.client_id != me and row.fresh_until > self.now for row in rows)
+
     def is_needed(self, semaphore: Semaphore) -> bool:
         is_waited_for = any(row.count > 0 for row in self.demands[semaphore.pk].values())
         return bool(semaphore.footprint or is_waited_for or semaphore.has_override or semaphore.paused)
 
     def tell_waiting(self) -> None:
-        """Room made on a key is every waiting local queue's business, in this same transaction."""
+        """Room made on a key is every waiting local queue's business, in this same transaction. Permits that came and
+        went in this conversation made none: two queues that cannot use theirs would wake each other for ever."""
         waiting = [
             (row.client_id, self.by_id[pk].name)
             for pk, by in self.room_made.items()
+            if self.has_room_grown(pk)
             for row in self.demands[pk].values()
             if row.count > 0 and row.client_id != by
         ]

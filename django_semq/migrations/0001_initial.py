@@ -37,13 +37,22 @@ class Migration(migrations.Migration):
                         blank=True, default="", help_text="Alias of a local queue.", max_length=64
                     ),
                 ),
-                ("token_hash", models.CharField(blank=True, default="", max_length=128)),
+                ("token_hash", models.CharField(blank=True, default="", max_length=64)),
+                (
+                    "patterns",
+                    models.TextField(
+                        blank=True,
+                        default="",
+                        help_text="Patterns of the keys it may use, one on each line; empty: all keys.",
+                    ),
+                ),
                 ("last_seen", models.DateTimeField(blank=True, null=True)),
                 ("evicted_at", models.DateTimeField(blank=True, null=True)),
             ],
             options={
                 "verbose_name": "client",
                 "verbose_name_plural": "clients",
+                "indexes": [models.Index(fields=["token_hash"], name="semq_client_token")],
                 "constraints": [models.UniqueConstraint(fields=("client_id",), name="semq_client_id")],
             },
         ),
@@ -223,7 +232,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "semaphore",
                 "verbose_name_plural": "semaphores",
-                "indexes": [models.Index(fields=["idle_since"], name="semq_semaphore_idle")],
+                "indexes": [
+                    models.Index(fields=["idle_since"], name="semq_semaphore_idle"),
+                    models.Index(fields=["clamp_at"], name="semq_semaphore_clamp"),
+                ],
                 "constraints": [
                     models.UniqueConstraint(fields=("name",), name="semq_semaphore_name"),
                     models.CheckConstraint(condition=models.Q(("footprint__gte", 0)), name="semq_semaphore_footprint"),

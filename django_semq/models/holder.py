@@ -36,7 +36,10 @@ class Semaphore(Table):
             models.UniqueConstraint(fields=["name"], name="semq_semaphore_name"),
             models.CheckConstraint(name="semq_semaphore_footprint", condition=Q(footprint__gte=0)),
         ]
-        indexes = [models.Index(fields=["idle_since"], name="semq_semaphore_idle")]
+        indexes = [
+            models.Index(fields=["idle_since"], name="semq_semaphore_idle"),
+            models.Index(fields=["clamp_at"], name="semq_semaphore_clamp"),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -71,7 +74,10 @@ class Client(Table):
     id = models.BigAutoField(primary_key=True)
     client_id = NameField()
     queue = NameField(max_length=64, blank=True, default="", help_text=_("Alias of a local queue."))
-    token_hash = models.CharField(max_length=128, blank=True, default="")
+    token_hash = models.CharField(max_length=64, blank=True, default="")
+    patterns = models.TextField(
+        blank=True, default="", help_text=_("Patterns of the keys it may use, one on each line; empty: all keys.")
+    )
     last_seen = models.DateTimeField(null=True, blank=True)
     evicted_at = models.DateTimeField(null=True, blank=True)
 
@@ -79,6 +85,7 @@ class Client(Table):
         verbose_name = _("client")
         verbose_name_plural = _("clients")
         constraints = [models.UniqueConstraint(fields=["client_id"], name="semq_client_id")]
+        indexes = [models.Index(fields=["token_hash"], name="semq_client_token")]
 
     def __str__(self) -> str:
         return self.client_id

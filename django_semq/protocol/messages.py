@@ -49,16 +49,28 @@ class GrantReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseReport:
+    lease_id: str
+    drawn: int
+    released: int
+    retired: bool = False
+    """Nothing more will be drawn: the undrawn rest comes back now."""
+
+
+@dataclass(frozen=True, slots=True)
 class PermitRequest:
     client_id: str
     demand: tuple[GroupDemand, ...]
     grants: tuple[GrantReport, ...] = ()
+    leases: tuple[LeaseReport, ...] | None = None
+    """None from a client that knows no leases: it is given none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitSync:
     client_id: str
     grants: tuple[GrantReport, ...] = ()
+    leases: tuple[LeaseReport, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,17 @@ class GrantOffer:
     grant_id: str
     group: str
     permits: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """New (a size, a time to come), live (a time to come) or over (a time gone by): then `permits` is how many of it
+    still count, in all; 0 of one that the holder does not know."""
+
+    lease_id: str
+    group: str
+    permits: int
+    expires_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +122,4 @@ class Reply:
     blocked: tuple[Blocked, ...] = ()
     contended: bool = False
     next_request_at: datetime | None = None
+    leases: tuple[LeaseGrant, ...] = ()

@@ -1,4 +1,5 @@
-"""What a key, group or id may be: any Unicode text of at most 255 characters without NUL."""
+"""What a key, group or id may be: any Unicode text of at most 255 characters without NUL. And how what is wrong is
+shown."""
 
 from __future__ import annotations
 
@@ -20,3 +21,12 @@ def name_problem(value: object, *, blank: bool = False) -> str | None:
     except UnicodeEncodeError:
         return "it has half of a surrogate pair; give well-formed Unicode"
     return None
+
+
+def shown(value: object) -> str:
+    """The first 50 characters of a value, for an error text."""
+    try:
+        text = repr(value)
+    except Exception:  # Too deep or too many digits for Python to print, or a broken __repr__.
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 50 else text[:50] + "…"

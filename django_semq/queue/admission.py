@@ -19,9 +19,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django_semq import clock, conf, handlers
-from django_semq.exceptions import described, shown
+from django_semq.exceptions import described
 from django_semq.locking import lock_by_id, lock_due, refuse_if_open, run
 from django_semq.models import Item, State
+from django_semq.protocol.names import shown
 from django_semq.queue.items import queues
 from django_semq.rows import alias_of, chunks, execute, select, select_tuples
 

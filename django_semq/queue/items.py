@@ -22,10 +22,10 @@ from django.db.models import Case, Exists, OuterRef, Subquery, Sum, Value, When
 from django.dispatch import Signal
 
 from django_semq import clock, conf
-from django_semq.exceptions import InvalidItem, TasksOnly, shown
+from django_semq.exceptions import InvalidItem, TasksOnly
 from django_semq.locking import after_commit, delete_by_id, join, lock_by_id, lock_items
 from django_semq.models import Item, Key, KeyGroup, Nudge, State
-from django_semq.protocol.names import name_problem
+from django_semq.protocol.names import name_problem, shown
 from django_semq.queue.pump import pump_for_caller
 from django_semq.rows import CHUNK, alias_of, chunks, insert, select_tuples
 from django_semq.signals import item_cancelled, item_queued, item_released

@@ -10,9 +10,9 @@ from typing import Any
 from django.db.models import ProtectedError
 
 from django_semq import clock
-from django_semq.exceptions import shown
 from django_semq.locking import lock_by_id
 from django_semq.models import Item, Nudge, State
+from django_semq.protocol.names import shown
 
 
 def protect(sender: type[Item], instance: Item, **kwargs: Any) -> None:

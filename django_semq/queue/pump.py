@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, connections
 
 from django_semq import clock, conf
-from django_semq.exceptions import Held, HolderRefused, TransportError, Unprepared, described, shown
+from django_semq.exceptions import Held, HolderRefused, TransportError, Unprepared, described
 from django_semq.locking import (
     TRIES,
     after_commit,
@@ -48,6 +48,7 @@ from django_semq.protocol.messages import (
     PermitSync,
     Reply,
 )
+from django_semq.protocol.names import shown
 from django_semq.rows import (
     alias_of,
     as_datetime,

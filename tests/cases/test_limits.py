@@ -20,7 +20,7 @@ from django_semq import (
     semaphores,
     status,
 )
-from django_semq.holder.sweep import sweep
+from django_semq.holder.sweep import remove_idle
 from django_semq.invariants import audit, repair
 from django_semq.models import IssuedGrant, Item, Semaphore, State
 from tests.cases.crashes import forget
@@ -220,7 +220,7 @@ def test_a_pause_of_what_nobody_uses_is_kept_until_it_is_lifted(app, group):
     semaphores.pause(ONE, group)
     semaphores.pause(ONE, group)
     app.pass_time(days=2)
-    sweep(clock.now())
+    remove_idle(clock.now())
     forget()
     many(1, group="g")
     app.tick()

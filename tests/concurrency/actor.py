@@ -24,7 +24,7 @@ from django.db.models.signals import post_delete, pre_delete  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
 
 from django_semq import clock, invariants, queues, semaphores  # noqa: E402
-from django_semq.holder.sweep import sweep  # noqa: E402
+from django_semq.holder.sweep import remove_idle  # noqa: E402
 from django_semq.models import Item  # noqa: E402
 from django_semq.queue import admission  # noqa: E402
 from django_semq.queue.pump import pump  # noqa: E402
@@ -80,7 +80,7 @@ VERBS = {
     "set_limit": semaphores.set_limit,
     "resume": semaphores.resume,
     "repair": lambda: invariants.repair(invariants.audit(), now=clock.now()),
-    "sweep": lambda: sweep(clock.now()),
+    "sweep": lambda: remove_idle(clock.now()),
 }
 
 

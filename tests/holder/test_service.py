@@ -336,8 +336,8 @@ def test_the_key_is_the_address_of_a_message_and_not_in_it():
     assert [field.name for field in dataclasses.fields(Envelope)] == ["key", "message"]
     for message in [PermitRequest, PermitSync]:
         assert not {"key", "name", "semaphore"} & {field.name for field in dataclasses.fields(message)}
-    assert [field.name for field in dataclasses.fields(PermitRequest)] == ["client_id", "demand", "grants"]
-    assert [field.name for field in dataclasses.fields(PermitSync)] == ["client_id", "grants"]
+    assert [field.name for field in dataclasses.fields(PermitRequest)] == ["client_id", "demand", "grants", "leases"]
+    assert [field.name for field in dataclasses.fields(PermitSync)] == ["client_id", "grants", "leases"]
 
 
 def test_a_report_has_cumulative_counts_of_one_grant():

@@ -3,6 +3,8 @@
 import pytest
 
 from django_semq import clock, queues, semaphores
+from django_semq.models import Nudge
+from django_semq.queue import pump as pumping
 from django_semq.queue.pump import driven_by, pump
 from django_semq.signals import keys_nudged
 
@@ -151,3 +153,20 @@ def test_a_permit_that_is_kept_for_a_queue_that_is_gone_goes_to_the_next_after_a
     app.pass_time(seconds=61)
     app.tick()
     assert default.status("last0").state == "admitted"
+
+
+def test_permits_that_two_queues_cannot_use_do_not_wake_the_other_for_ever(app, two):
+    """Other transactions have the items: each queue gives its permit back at once."""
+    app.configure(queues=["default", "reports"], holder={"DEFAULT_LIMIT": 1})
+    default, reports = two
+    with pytest.MonkeyPatch.context() as patch, driven_by(lambda: None):
+        patch.setattr(pumping, "oldest_ids", lambda queue, wants: [])
+        fill(default, 2, "d")
+        fill(reports, 2, "r")
+        for queue in ["default", "reports", "default"]:
+            pump(queue, ["acct-42"], now=clock.now())
+            app.pass_time(seconds=1)  # Then both look again.
+        assert not Nudge.objects.exists()
+    app.pass_time(seconds=2)
+    app.tick()
+    assert running(default) + running(reports) == 1

@@ -6,8 +6,33 @@ import pytest
 from django.db import connection
 
 from django_semq import cancel, clock, enqueue, release, semaphores, status
-from django_semq.holder.sweep import sweep
-from django_semq.models import Ceiling, Semaphore
+from django_semq.holder import clients, remote
+from django_semq.holder.sweep import remove_idle, take_back
+from django_semq.invariants import audit
+from django_semq.models import Ceiling, IssuedGrant, Semaphore
+from django_semq.protocol.messages import Envelope, GroupDemand, PermitRequest, Reply
+
+
+def ask_for_one_as_a_client_elsewhere() -> Reply:
+    """Of whom nothing is heard afterwards."""
+    clients.add("shop")
+    now = clock.now()
+    return remote.answer(Envelope("acct-42", PermitRequest("shop", (GroupDemand("", 1, now),))), now=now)
+
+
+def test_what_a_client_elsewhere_claims_not_in_time_comes_back_without_a_message(app):
+    assert ask_for_one_as_a_client_elsewhere().grants
+    window_ends = IssuedGrant.objects.get().claim_until
+    enqueue("acct-42", {}, id="a")
+    assert app.tick() == window_ends
+    assert status("a").state == "queued"
+
+    app.pass_time(seconds=31)
+    app.tick()
+
+    assert status("a").state == "admitted"
+    assert not take_back(clock.now())
+    assert list(audit()) == []
 
 
 def after_a_day(app) -> None:
@@ -20,7 +45,7 @@ def test_a_semaphore_of_which_nothing_is_out_goes_after_a_day(app):
     after_a_day(app)
     assert Semaphore.objects.exists()
     release("a")
-    assert not sweep(clock.now())
+    assert not remove_idle(clock.now())
     after_a_day(app)
     assert not Semaphore.objects.exists()
 
@@ -86,10 +111,10 @@ def test_at_most_a_hundred_go_at_once(app):
     """(B87)"""
     old = clock.now() - timedelta(days=2)
     Semaphore.objects.bulk_create([Semaphore(name=f"key-{n}", idle_since=old) for n in range(150)])
-    assert sweep(clock.now())
+    assert remove_idle(clock.now())
     assert Semaphore.objects.count() == 50
-    assert sweep(clock.now())
-    assert not sweep(clock.now())
+    assert remove_idle(clock.now())
+    assert not remove_idle(clock.now())
 
 
 @pytest.mark.parametrize("word", OPERATORS_WORDS)
@@ -106,6 +131,6 @@ def test_a_semaphore_that_is_needed_again_meanwhile_stays(app, word):
         return found
 
     with connection.execute_wrapper(speak_first):
-        sweep(clock.now())
+        remove_idle(clock.now())
     assert meanwhile
     assert Semaphore.objects.filter(name="acct-42").exists()

@@ -19,14 +19,15 @@ OPENERS = {"run", "join"}
 BEFORE, AFTER = "before", "after"
 """Of a transaction: before its commit, and after it, when its hooks have not run."""
 
-CALLER, HOLDER = "caller", "holder"
-CALLS = ("conversation", "admit", "finished", "limits", "message", CALLER, HOLDER)
+CALLER = "caller"
+CALLS = ("conversation", "admit", "finished", "limits", "message", CALLER)
 """What is no transaction of the library: the inline holder's part of one, the application's functions, a peer's
-message and its reply, a transaction of the application itself, and that of a holder that answers a peer."""
+message and its reply, and a transaction of the application itself."""
 
 OUT_OF_REACH = {
     "admin.queue": "the admin's requests join the verbs that the world calls itself",
     "api.views": "the API's requests join the verbs that the world calls itself",
+    "holder.clients": "an operator's words about identities, of which each peer here has one for good",
     "driver.djangoq": "starts tasks of django-q2, of which there are none here",
     "queue.admission.take_lost": "asks after tasks of django-q2, of which there are none here",
     "locking.join": "is the same transaction as its caller's, which is in the list",
@@ -45,10 +46,8 @@ def reachable_places() -> set[str]:
 
 
 def place_of(frame: FrameType) -> str:
-    """The name of the function that this frame runs, as `places` names it; outside the library, the holder's."""
-    package, _dot, module = frame.f_globals["__name__"].partition(".")
-    if package != PACKAGE.name:
-        return HOLDER
+    """The name of the function that this frame runs, as `places` names it."""
+    _package, _dot, module = frame.f_globals["__name__"].partition(".")
     return f"{module}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
 
 

@@ -26,7 +26,7 @@ from django_semq.protocol.messages import (
 WINDOW = timedelta(seconds=30)
 """What is not claimed by then comes back at the next message for the key, before the reports in it."""
 AGED = timedelta(seconds=30)
-FRESH = timedelta(seconds=60)
+FRESH = timedelta(seconds=12)
 IDLE = timedelta(days=1)
 
 At = tuple[str, str]

@@ -15,7 +15,7 @@ import pytest
 from django_semq import clock, conf, locking, semaphores
 from django_semq.holder import allocation, ledger, service
 from django_semq.holder.limits import ask
-from django_semq.holder.sweep import sweep
+from django_semq.holder.sweep import remove_idle
 from django_semq.invariants import audit
 from django_semq.models import Ceiling, Client, Demand, IssuedGrant, Semaphore
 from django_semq.protocol.messages import (
@@ -121,7 +121,7 @@ class Service:
         Client.objects.filter(client_id=client).update(evicted_at=None)
 
     def sweep(self, now: datetime) -> None:
-        sweep(now)
+        remove_idle(now)
 
     set_limit = by_the_clock(semaphores.set_limit)
     set_ceiling = by_the_clock(semaphores.set_ceiling)
@@ -383,7 +383,7 @@ BROKEN_RULES = {
     "an evicted client is answered": (service.Books, "know", evicted_is_forgotten),
     "what one holds does not count": (service.Books, "holding", lambda *args: 0),
     "the window never ends": (service.Books, "clamp_overdue", lambda *args: None),
-    "demand is fresh for ever": (conf, "LOCAL_FRESH", timedelta(days=9)),
+    "demand is fresh for ever": (conf, "REMOTE_FRESH", timedelta(days=9)),
     "nobody waits too long": (conf, "AGED", timedelta(days=9)),
     "a lowered limit takes nothing back": (semaphores, "_take_back_unclaimed", lambda semaphore: None),
     "everything is swept at once": (conf, "IDLE_BEFORE_REMOVAL", timedelta(0)),

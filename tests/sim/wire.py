@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from django_semq import clock, locking
+from django_semq import clock
 from django_semq.exceptions import HolderRefused
-from django_semq.holder import service
-from django_semq.models import Item
+from django_semq.holder import remote
 from django_semq.protocol.messages import Envelope, PermitSync, Reply
-from django_semq.rows import alias_of
 from tests.sim.peer import Peer
 
 if TYPE_CHECKING:
@@ -50,17 +48,7 @@ class Wire:
 def answer(letter: Letter, node: Node) -> Letter:
     """What the holder answers, in a process of its project: one transaction, whose commit may outlive the reply."""
     node.world.cross("message", "before")
-    message = letter.envelope.message
-    now = clock.now()
-
-    def work() -> Answer:
-        books = service.Books(now)
-        (reply,) = books.exchange([letter.envelope])
-        books.write()
-        return reply
-
-    service.prepare([letter.envelope.key], client_id=message.client_id, queue="", now=now)
-    reply = locking.run(work, using=alias_of(Item))
+    reply = remote.answer(letter.envelope, now=clock.now())
     node.world.cross("message", "after")
     return Letter(letter.peer, letter.envelope, letter.number, reply)
 
