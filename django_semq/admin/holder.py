@@ -20,7 +20,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_semq import conf
+from django_semq import clock, conf
 from django_semq.admin.base import (
     EMPTY,
     LISTED,
@@ -33,8 +33,8 @@ from django_semq.admin.base import (
     short_id,
     text_filter,
 )
-from django_semq.exceptions import InvalidLimit
-from django_semq.holder import semaphores
+from django_semq.exceptions import InvalidLimit, UnknownClient
+from django_semq.holder import clients, semaphores
 from django_semq.holder.limits import limits_of
 from django_semq.models import Ceiling, Client, Demand, IssuedGrant, IssuedLease, Semaphore
 from django_semq.protocol.names import MAX_LENGTH
@@ -275,12 +275,68 @@ class CeilingAdmin(LimitAdmin):
 
 
 @admin.register(Client)
-class ClientAdmin(ReadOnlyAdmin):
+class ClientAdmin(OperatorAdmin):
     list_display = ("client_id", "queue", "last_seen", "evicted_at")
     ordering = ("client_id",)
     search_fields = ("client_id",)
     search_help_text = _("The whole id.")
     hidden_fields = ("token_hash",)
+    actions = asking_actions = ("rotate", "evict", "readmit")
+
+    def asking_actions_of(self, row: Client) -> tuple[str, ...]:
+        if row.queue:
+            return ()
+        return ("rotate", "readmit" if row.evicted_at else "evict")
+
+    @admin.action(description=_("Give a new token"), permissions=["operate"])
+    def rotate(self, request: HttpRequest, rows: QuerySet[Client]) -> HttpResponse | None:
+        def change(name: str) -> tuple[str, str]:
+            return gettext("New token."), gettext("New token, shown this once: %s") % clients.rotate(name)
+
+        warning = _("The old token is refused at once. The new one is shown once, on the next page.")
+        return self.ask_and_change(request, rows, "rotate", change, warning)
+
+    @admin.action(description=_("Evict"), permissions=["operate"])
+    def evict(self, request: HttpRequest, rows: QuerySet[Client]) -> HttpResponse | None:
+        def change(name: str) -> tuple[str, str]:
+            freed = clients.evict(name, now=clock.now())
+            return (gettext("Evicted; permits freed: %d.") % freed,) * 2
+
+        warning = _(
+            "It is refused, and all that it holds is free at once. Evict only a client that runs nothing any more:"
+            " else more may run than the limit says."
+        )
+        return self.ask_and_change(request, rows, "evict", change, warning)
+
+    @admin.action(description=_("Re-admit"), permissions=["operate"])
+    def readmit(self, request: HttpRequest, rows: QuerySet[Client]) -> HttpResponse | None:
+        def change(name: str) -> tuple[str, str]:
+            clients.readmit(name)
+            return (gettext("Re-admitted."),) * 2
+
+        return self.ask_and_change(request, rows, "readmit", change, _("It may speak again."))
+
+    def ask_and_change(
+        self,
+        request: HttpRequest,
+        rows: QuerySet[Client],
+        action: str,
+        change: Callable[[str], tuple[str, str]],
+        warning: Promise,
+    ) -> HttpResponse | None:
+        """`change` returns what to write into the log, and what to show once."""
+        form = answered(request, forms.Form)
+        if not form.is_valid():
+            return self.ask(request, rows, form, action, warning)
+        for client in rows[:LISTED]:
+            try:
+                logged, shown = change(client.client_id)
+            except UnknownClient as error:
+                self.message_user(request, str(error), messages.ERROR)
+                continue
+            self.log(request, [client], CHANGE, logged)
+            self.message_user(request, f"{client.client_id}: {shown}", messages.SUCCESS)
+        return None
 
 
 @admin.register(Demand)

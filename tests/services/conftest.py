@@ -1,0 +1,1 @@
+from tests.concurrency.conftest import observer, project, spawn  # noqa: F401 - fixtures
