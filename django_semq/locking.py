@@ -15,12 +15,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
 from weakref import WeakSet
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, models, transaction
+from django.db import DatabaseError, Error, InterfaceError, OperationalError, connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_semq import clock
@@ -114,6 +114,24 @@ def is_lost(error: DatabaseError) -> bool:
     if state != "":
         return isinstance(error, (OperationalError, InterfaceError)) and (state is None or state[:3] in CONNECTION_GONE)
     return bool(error.args) and error.args[0] in CONNECTION_GONE
+
+
+def drop_if_broken(connection: BaseDatabaseWrapper) -> None:
+    """Let go of a connection whose server went away while a transaction began or ended: Django is then left between
+    two states, in which every later transaction of this thread fails, and `close()` does nothing."""
+    begun = connection.in_atomic_block and not connection.atomic_blocks
+    unended = not connection.in_atomic_block and not connection.autocommit and connection.settings_dict["AUTOCOMMIT"]
+    if begun or (unended and connection.connection is not None):
+        connection.in_atomic_block = False
+        connection.savepoint_ids = []
+        connection.needs_rollback = False
+        close(connection)
+
+
+def close(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that may be closed already: some drivers complain of that."""
+    with suppress(Error):
+        connection.close()
 
 
 def after_commit(hook: Callable[[], None], *, using: str) -> None:
@@ -232,17 +250,19 @@ def notify(queue: str) -> None:
 
 @contextmanager
 def _outermost(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    drop_if_broken(connection)
     nested = connection.in_atomic_block
     if nested and not connection.atomic_blocks[-1]._from_testcase:  # type: ignore[attr-defined]
         raise TransactionOpen(
             "this starts a transaction of its own and was called inside yours: call it after the commit,"
             " for example with transaction.on_commit()"
         )
+    connection.ensure_connection()  # the backend reads the project's options when it connects
     mode = getattr(connection, "transaction_mode", None)
     if connection.vendor == "sqlite" and not nested:
         # A deferred transaction that read before another one wrote fails at its first write, without waiting.
         connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
-    elif connection.vendor == "mysql" and not nested and _isolation(connection) != "read committed":
+    elif connection.vendor == "mysql" and not nested and connection.isolation_level != "read committed":  # type: ignore[attr-defined]
         _execute(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     try:
         with transaction.atomic(using=connection.alias, durable=True):
@@ -256,6 +276,7 @@ def _outermost(connection: BaseDatabaseWrapper) -> Iterator[None]:
     finally:
         if connection.vendor == "sqlite":
             connection.transaction_mode = mode  # type: ignore[attr-defined]
+        drop_if_broken(connection)
 
 
 def _start_postgresql(connection: BaseDatabaseWrapper, nested: bool) -> None:
@@ -272,11 +293,6 @@ def _start_postgresql(connection: BaseDatabaseWrapper, nested: bool) -> None:
     if isolation != "read committed" and not nested:
         _other_isolation.add(connection)
         raise _WrongIsolation
-
-
-def _isolation(connection: BaseDatabaseWrapper) -> str | None:
-    connection.ensure_connection()  # the backend reads the option when it connects
-    return connection.isolation_level  # type: ignore[attr-defined, no-any-return]
 
 
 def _lock(model: type[models.Model], *, skip_locked: bool = False) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from django.db import close_old_connections, connections
 
 from django_semq import clock
+from django_semq.locking import drop_if_broken
 
 MAX_HUNG = 16
 """Hung threads hold memory and connections: with more of them the process is better restarted."""
@@ -119,6 +120,8 @@ class Crew:
         except BaseException as raised:
             error = raised
         finally:
+            for connection in connections.all(initialized_only=True):
+                drop_if_broken(connection)
             close_old_connections()
         with self._lock:
             if not call.is_overdue:

@@ -19,7 +19,7 @@ from django_semq import clock, conf, handlers
 from django_semq.driver.crew import Call, Crew
 from django_semq.driver.wakeup import Wakeup
 from django_semq.holder import limits, semaphores, sweep
-from django_semq.locking import is_passing
+from django_semq.locking import close, drop_if_broken, is_passing
 from django_semq.models import Driver, Key
 from django_semq.queue import admission
 from django_semq.queue.admission import Check, HandOver
@@ -291,8 +291,9 @@ class Work:
 def _connect_anew() -> None:
     """A session may be of no use any more without being broken: its server has become one that only reads."""
     for connection in connections.all(initialized_only=True):
+        drop_if_broken(connection)
         if not connection.in_atomic_block:
-            connection.close()
+            close(connection)
 
 
 def _is_fresh(about: object) -> bool:

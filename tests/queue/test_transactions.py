@@ -1,7 +1,7 @@
 """The callers' verbs are part of the caller's transaction, and nothing of the library's own is open around it."""
 
 import pytest
-from django.db import connection, transaction
+from django.db import Error, OperationalError, connection, transaction
 
 from django_semq import (
     InvalidItem,
@@ -166,3 +166,48 @@ def test_the_application_is_not_called_from_inside_a_transaction_of_ours(app, wo
 def test_our_transactions_start_outside_any_other(app):
     with transaction.atomic(), pytest.raises(TransactionOpen, match="call it after the commit"):
         locking.run(lambda: None, using="default")
+
+
+def lose_server_at_the_end_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    """It goes away after the commit, when Django switches autocommit on again."""
+
+    def fail(autocommit: bool) -> None:
+        if autocommit:
+            patch.undo()
+            connection.connection.close()
+            raise OperationalError("server has gone away")
+        real(autocommit)
+
+    connection.ensure_connection()
+    real = connection._set_autocommit
+    patch.setattr(connection, "_set_autocommit", fail)
+
+
+def test_a_server_that_goes_away_as_one_of_our_transactions_ends_spoils_no_later_one(app):
+    with pytest.MonkeyPatch.context() as patch:
+        lose_server_at_the_end_of_a_transaction(patch)
+        with pytest.raises(OperationalError):
+            locking.run(lambda: None, using="default", tries=1)
+    assert locking.run(Item.objects.count, using="default") == 0
+
+
+def test_a_server_that_goes_away_as_one_of_the_applications_ends_spoils_none_of_ours(app):
+    with pytest.MonkeyPatch.context() as patch:
+        lose_server_at_the_end_of_a_transaction(patch)
+        with pytest.raises(OperationalError), transaction.atomic():
+            pass
+    with pytest.raises(Error), transaction.atomic():
+        pass
+    assert locking.run(Item.objects.count, using="default") == 0
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.django_db(transaction=True)
+def test_the_projects_own_way_to_begin_a_transaction_outlives_the_first_of_ours():
+    mode = connection.settings_dict["OPTIONS"]["transaction_mode"]
+
+    def first() -> str:
+        locking.run(lambda: None, using="default")
+        return connection.transaction_mode
+
+    assert in_thread(first) == mode == "IMMEDIATE"
